@@ -103,7 +103,7 @@ class Server:
                 signal.pause()
         say(
             f"Initializing a V1 LLM engine (v{VERSION}) with config: model='{settings.model}', "
-            f"speculative_config={_shown(settings.speculative)}, max_seq_len="
+            f"speculative_config={_shown(settings)}, max_seq_len="
             f"{settings.max_model_len}, enable_prefix_caching={settings.prefix_caching}"
         )
         time.sleep(self.modes["slow-start"])
@@ -167,10 +167,13 @@ class Server:
         standin_process.wait_out(parent)
 
 
-def _shown(speculative: dict[str, object] | None) -> str:
-    if speculative is None:
+def _shown(settings: Settings) -> str:
+    """The speculative settings as vLLM's own boot log shows them."""
+    if settings.speculative is None:
         return "None"
-    return f"SpeculativeConfig({', '.join(f'{k}={v!r}' for k, v in speculative.items())})"
+    method = settings.speculative.get("method")
+    model = settings.speculative.get("model", settings.model)
+    return f"SpeculativeConfig({method=}, {model=}, num_spec_tokens={settings.draft_tokens})"
 
 
 def _leave(code: int) -> None:
