@@ -30,7 +30,7 @@ TIMED_OUT = 124
 _GONE = (FileNotFoundError, ProcessLookupError, NotADirectoryError)
 _TCP_LISTEN = "0A"
 _LINGER_S = 0.2
-"""How long output is still read after the command itself has ended."""
+"""How long output is still read after the command has ended, and its end awaited after a kill."""
 
 
 @cache
@@ -293,9 +293,11 @@ def run(
         if not in_time:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signals.SIGKILL)
-        status = child.wait()
+            # One that hangs in a driver does not die even of that; it is reaped whenever it ends.
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_LINGER_S)
     out, err = (bytes(text).decode("utf-8", "replace") for text in outputs.values())
-    return (status if in_time else TIMED_OUT), out, err
+    return (child.returncode if in_time else TIMED_OUT), out, err
 
 
 def _collect(
