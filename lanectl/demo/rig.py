@@ -84,9 +84,9 @@ class Rig:
         self._exec = exec_launcher
         self._env = dict(env or {})
         self._options = options
-        self._ports = [_reserve_port()]
+        self._ports = [reserve_port()]
         if inet:
-            self._ports.append(_reserve_port())
+            self._ports.append(reserve_port())
         self._supervisords: list[tuple[subprocess.Popen[bytes], int]] = []
         self._watchers: list[subprocess.Popen[str]] = []
         self._kept = False
@@ -201,7 +201,7 @@ class Rig:
             f"{here}.smoke": {**SMOKE, **(smoke or {})},
         }
         for name, profile in (PROFILES if profiles is None else profiles).items():
-            tables[f"{here}.profiles.{_toml(name)}"] = profile
+            tables[f"{here}.profiles.{_key(name)}"] = profile
         text = ""
         for name, keys in tables.items():
             text += f"[{name}]\n"
@@ -437,7 +437,7 @@ def _fits(folder: Path) -> bool:
     return len(longest) <= SOCKET_PATH_MAX and not any(c.isspace() for c in str(folder))
 
 
-def _reserve_port() -> socket.socket:
+def reserve_port() -> socket.socket:
     """A free loopback port, bound and never listening: nobody else is given it meanwhile.
 
     A server that sets SO_REUSEADDR or SO_REUSEPORT, as they all do, binds beside it.
@@ -449,10 +449,14 @@ def _reserve_port() -> socket.socket:
     return holder
 
 
+def _key(name: str) -> str:
+    return name if name.replace("-", "").replace("_", "").isalnum() else json.dumps(name)
+
+
 def _toml(value: Any) -> str:
     """A TOML value on one line; tables become inline tables."""
     if isinstance(value, Mapping):
-        pairs = (f"{_toml(k)} = {_toml(v)}" for k, v in value.items() if v is not None)
+        pairs = (f"{_key(k)} = {_toml(v)}" for k, v in value.items() if v is not None)
         return f"{{ {', '.join(pairs)} }}"
     # JSON's strings, numbers and booleans are TOML's, once characters stand for themselves.
     return json.dumps(value, ensure_ascii=False)

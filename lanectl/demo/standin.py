@@ -156,15 +156,14 @@ class Server:
         _leave(1)
 
     def _fork_engine(self, listener: socket.socket) -> None:
-        parent = os.getpid()
-        if standin_process.fork_engine():
-            return
-        listener.close()
-        if "orphans-port" in self.modes:
-            own = self._bind()
-            own.listen(512)
-            threading.Thread(target=self._accept, args=(own,), daemon=True).start()
-        standin_process.wait_out(parent)
+        def in_the_child() -> None:
+            listener.close()
+            if "orphans-port" in self.modes:
+                own = self._bind()
+                own.listen(512)
+                threading.Thread(target=self._accept, args=(own,), daemon=True).start()
+
+        standin_process.fork_engine(in_the_child)
 
 
 def _shown(settings: Settings) -> str:
