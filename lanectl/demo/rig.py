@@ -13,6 +13,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -84,9 +85,10 @@ class Rig:
         self._exec = exec_launcher
         self._env = dict(env or {})
         self._options = options
-        self._ports = [reserve_port()]
-        if inet:
-            self._ports.append(reserve_port())
+        self._holders = [reserve_port(), *([reserve_port()] if inet else [])]
+        ports: list[int] = [holder.getsockname()[1] for holder in self._holders]
+        self.port = ports[0]
+        self._inet_port = ports[1] if inet else None
         self._supervisords: list[tuple[subprocess.Popen[bytes], int]] = []
         self._watchers: list[subprocess.Popen[str]] = []
         self._kept = False
@@ -100,19 +102,14 @@ class Rig:
     # ---------------------------------------------------------------------------------- addresses
 
     @property
-    def port(self) -> int:
-        """The lane's port, reserved for it as long as the rig lives."""
-        return int(self._ports[0].getsockname()[1])
-
-    @property
     def api(self) -> str:
         return f"http://127.0.0.1:{self.port}/v1"
 
     @property
     def supervisor(self) -> str:
         """supervisord's address as lanectl.toml has it."""
-        if len(self._ports) > 1:
-            return f"http://127.0.0.1:{self._ports[1].getsockname()[1]}"
+        if self._inet_port is not None:
+            return f"http://127.0.0.1:{self._inet_port}"
         return f"unix://{self.socket}"
 
     @property
@@ -188,7 +185,7 @@ class Rig:
             "min_uptime_s": 0,
             "probation_s": 0,
         }
-        if len(self._ports) > 1:
+        if self._inet_port is not None:
             password = self.folder / "supervisor.password"
             password.write_text(f"{INET_PASSWORD}\n")
             password.chmod(0o600)
@@ -227,7 +224,7 @@ class Rig:
     def _write_supervisor_config(self) -> Path:
         env = {"PATH": f"{self._runtime / 'bin'}:{os.environ.get('PATH', os.defpath)}", **self._env}
         lane: dict[str, str | int | float | bool] = {
-            "command": str(self.launcher),
+            "command": shlex.quote(str(self.launcher)),
             "directory": str(self.folder),
             "environment": ",".join(f'{name}="{value}"' for name, value in env.items()),
             "redirect_stderr": True,
@@ -253,9 +250,9 @@ class Rig:
             f"program:{PROGRAM}": lane,
             f"program:{BYSTANDER}": {"command": "sleep 1000000", "stopasgroup": True},
         }
-        if len(self._ports) > 1:
+        if self._inet_port is not None:
             sections["inet_http_server"] = {
-                "port": self.supervisor.removeprefix("http://"),
+                "port": f"127.0.0.1:{self._inet_port}",
                 "username": INET_USER,
                 "password": INET_PASSWORD,
             }
@@ -328,8 +325,8 @@ class Rig:
             watcher.kill()
             watcher.communicate()
         self._watchers.clear()
-        for port in self._ports:
-            port.close()
+        for holder in self._holders:
+            holder.close()
         for folder in self._temporary:
             shutil.rmtree(folder, ignore_errors=True)
         if left:
