@@ -110,6 +110,15 @@ class Host(Protocol):
 
     def remove_backup(self, path: str) -> None: ...
 
+    def exists(self, path: str) -> bool:
+        """Whether the path names a file, links followed."""
+
+    def save_unlinked(self, pid: int, path: str, at: datetime) -> str | None:
+        """Copy what `pid` still holds open of the deleted file `path` to a private file beside it.
+
+        Returns the copy's path, `<path>.saved-YYYYMMDD-HHMMSS`; None when `pid` holds none.
+        """
+
     def check_script(self, text: bytes) -> ScriptCheck:
         """`bash -n` and, where the shebang names another shell, that shell's `-n` as well."""
 
@@ -213,6 +222,12 @@ class Supervisor(Protocol):
 
     def log_tail(self, name: str, *, max_bytes: int = 16384) -> str:
         """The end of stdout and stderr logs, decoded with replacement; "" when unreadable."""
+
+    def log_mark(self, name: str) -> tuple[int, int]:
+        """Where stdout and stderr logs end now; (0, 0) when unreadable. For `log_since`."""
+
+    def log_since(self, name: str, mark: tuple[int, int], *, max_bytes: int = 65536) -> str:
+        """What both logs gained since the mark; a log that shrank (rotated) is read whole."""
 
     def clear_logs(self, name: str) -> None: ...
 

@@ -1,0 +1,739 @@
+"""The switch engine: the only loop that walks the table of `core.switch`.
+
+Each turn writes the record of the phase, then does its effect, then asks the table what follows.
+Every effect converges, so the loop can be entered anew at any phase after a crash. Nothing here
+decides what follows a phase; nothing in `core.switch` touches a lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from lanectl import __version__
+from lanectl.app.drain import drain
+from lanectl.app.gate import one_token, run_gate
+from lanectl.app.process import POLL_S, SUPERVISOR_POLL_S, Lookout, NeedsReboot, Proof, same
+from lanectl.core.fatal import fatal_line, is_profile_fault, last_words
+from lanectl.core.flags import Asked
+from lanectl.core.lane import ADOPTED, Kind, Lane, Plan, Profile, digest
+from lanectl.core.render import asked_of
+from lanectl.core.switch import TERMINAL, UNDOING, Facts, Outcome, Phase, after
+from lanectl.core.text import mask
+from lanectl.core.verdict import PROBE_AT_FAULT, ProbeResult, ReplyClass, Result, Verdict, combine
+from lanectl.errors import CheckFailed, Drift, LanectlError, Refused
+from lanectl.ports import UP, LauncherFile, Ports, Process, Sighting, SwitchRow
+
+PREEMPTED = "pre-empted by a rollback"
+"""The one wish to undo that a rollback heeds too: it has no revert, so Ctrl-C lets it go on."""
+READY_POLL_S = 0.05
+STRANGER_S = 5.0
+"""So long may something else hold our port while we start: its last sockets can linger."""
+LOG_POLL_S = 0.5
+LOG_LINES = 40
+UNDO_LOOK_S = 0.1
+CONFIRM_TRIES = 3
+DEFAULT_MIN_UPTIME_S = 10.0
+
+NO_REPLY = frozenset(
+    {
+        ReplyClass.HTTP_ERROR,
+        ReplyClass.STREAM_ABORTED,
+        ReplyClass.STALLED,
+        ReplyClass.TIMED_OUT,
+        ReplyClass.WRONG_PROCESS,
+    }
+)
+"""A baseline of these gave no whole reply: its restored revision is not asked to be ready."""
+
+Say = Callable[[str], None]
+
+
+class Undo(Exception):
+    """The change was told to undo itself: an operator's Ctrl-C, or a rollback that goes first."""
+
+
+class StepFailed(Exception):
+    """A phase's effect did not come right.
+
+    verdict: what the asked revision is worth, where this says something of it.
+    log: the last lines of the program's log, masked.
+    """
+
+    def __init__(self, reason: str, *, verdict: Verdict | None = None, log: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.verdict, self.log = reason, verdict, log
+
+
+def verdict_json(verdict: Verdict, **more: Any) -> dict[str, Any]:
+    """A verdict as the surfaces print it (design section 6)."""
+    return {
+        "outcome": verdict.outcome.value,
+        "class": verdict.cls.value,
+        "probes": [
+            {
+                "name": probe.name,
+                "class": probe.cls.value,
+                "outcome": probe.outcome.value,
+                "elapsed_s": round(probe.elapsed_s, 3),
+                "detail": probe.detail,
+            }
+            for probe in verdict.probes
+        ],
+        **more,
+    }
+
+
+def _said(result: Result, cls: ReplyClass, name: str, detail: str) -> Verdict:
+    return combine([ProbeResult(name, cls, result, detail=detail)])
+
+
+class Engine:
+    """Drives one journaled change of one lane to its end."""
+
+    def __init__(self, ports: Ports, row: SwitchRow, say: Say = lambda _text: None) -> None:
+        self.ports, self.say = ports, say
+        self.id = row.id
+        self.plan: Plan = row.plan
+        self.lane: Lane = row.plan.lane
+        self.receipt: dict[str, Any] = dict(row.receipt)
+        self.verdict = row.verdict
+        self.entered: list[Phase] = [event.phase for event in row.events]
+        self.reason = row.reason
+        self._undo_look = 0.0
+        self.lookout = Lookout(ports, self.lane)
+        self.effects: Mapping[Phase, Callable[[], Mapping[str, Any]]] = {
+            Phase.PREPARING: self._prepare,
+            Phase.DRAINING: self._drain,
+            Phase.INSTALLING: lambda: self._put(self.plan.to_sha256),
+            Phase.RESTARTING: self._restart,
+            Phase.VERIFYING: self._verify,
+            Phase.REVERTING: lambda: self._put(self.plan.from_sha256),
+            Phase.RESTORING: self._restore,
+            Phase.CONFIRMING: self._confirm,
+        }
+
+    # ------------------------------------------------------------------------------------ the loop
+
+    def run(self) -> Phase:
+        """From the record that the journal holds already (`preparing`) to a terminal phase."""
+        return self._walk(self.entered[-1], recorded=True)
+
+    def recover(self, *, preempted: bool = False) -> Phase:
+        """Close a change whose process died: a crash is just a third outcome.
+
+        preempted: a rollback goes first, so a change not yet undoing is taken as failed.
+        Raises Unreachable, with the journal as it was, when the lane cannot be observed.
+        """
+        dead = self.entered[-1]
+        self.reason = self.reason or f"the process that ran it died in {dead}"
+        outcome = Outcome.CRASHED
+        if preempted and dead not in UNDOING:
+            outcome, self.reason = Outcome.FAILED, PREEMPTED
+        facts = self._facts()
+        self._finish(dead, outcome, 0.0, {"detail": self.reason})
+        return self._walk(after(self.plan.kind, dead, outcome, facts, self.entered))
+
+    def _walk(self, phase: Phase, *, recorded: bool = False) -> Phase:
+        while phase not in TERMINAL:
+            if not recorded:
+                self.ports.store.enter(self.id, phase, self.ports.clock.now())
+                self.entered.append(phase)
+            recorded = False
+            self.say(str(phase))
+            began = self.ports.clock.monotonic()
+            outcome, detail = self._attempt(phase)
+            self._finish(phase, outcome, self.ports.clock.monotonic() - began, detail)
+            facts = self._facts() if phase is Phase.INSTALLING else Facts()
+            phase = after(self.plan.kind, phase, outcome, facts, self.entered)
+        self._close(phase)
+        return phase
+
+    def _attempt(self, phase: Phase) -> tuple[Outcome, Mapping[str, Any]]:
+        try:
+            self._heed_undo()
+            return Outcome.OK, self.effects[phase]()
+        except StepFailed as failure:
+            return self._failed(phase, failure.reason, failure.log, failure.verdict)
+        except Undo as undo:
+            return self._failed(phase, str(undo))
+        except NeedsReboot as error:
+            self.receipt["needs_reboot"] = True
+            return self._failed(phase, f"needs-reboot: {error.message}")
+        except LanectlError as error:
+            return self._failed(phase, error.message)
+
+    def _failed(
+        self, phase: Phase, reason: str, log: str = "", verdict: Verdict | None = None
+    ) -> tuple[Outcome, Mapping[str, Any]]:
+        reason = mask(reason)
+        # The first failure is why the change failed; what goes wrong in undoing it comes after.
+        self.reason = f"{self.reason}; then in {phase}: {reason}" if self.reason else reason
+        if verdict is not None:
+            body = verdict_json(verdict)
+            if phase in UNDOING:
+                self.ports.store.note(self.id, confirmation=body)
+            else:
+                self.verdict = body
+                self.ports.store.note(self.id, verdict=body)
+        return Outcome.FAILED, {"detail": reason, **({"log": log} if log else {})}
+
+    def _finish(
+        self, phase: Phase, outcome: Outcome, elapsed: float, detail: Mapping[str, Any]
+    ) -> None:
+        self.receipt.setdefault("timings", {})[str(phase)] = round(elapsed, 3)
+        self.ports.store.note(self.id, receipt=self.receipt, reason=self.reason or None)
+        self.ports.store.finish(self.id, phase, str(outcome), elapsed, detail)
+
+    def _facts(self) -> Facts:
+        deployed = self.ports.host.read(self.lane.launcher)
+        return Facts(
+            old_in_place=deployed is not None and deployed.sha256 == self.plan.from_sha256,
+            program_unchanged=self._unchanged(),
+        )
+
+    def _unchanged(self) -> bool:
+        """The program still runs as the baseline saw it, or is down as it was down then."""
+        before = self.receipt.get("program", {}).get("before", {})
+        program = self.lookout.program()
+        main = self.lookout.main_process(program)
+        if not before.get("up"):
+            return main is None
+        return (
+            main is not None
+            and program.state in UP
+            and same(main, Sighting(before["pid"], before["started"], "", None))
+        )
+
+    def _close(self, phase: Phase) -> None:
+        """Write standing and current revision, then the terminal record: all of it converges."""
+        store, plan, lane = self.ports.store, self.plan, self.lane.name
+        moved = plan.from_sha256 != plan.to_sha256
+        if phase is Phase.COMMITTED:
+            store.set_current(lane, plan.to_sha256)
+            proven = plan.gate in ("switch", "soak") and self.lane.probation_s == 0
+            if proven and plan.kind is not Kind.ROLLBACK:
+                store.set_stable(lane, plan.to_sha256, True)
+            if plan.kind is Kind.ROLLBACK and moved:
+                store.set_barred(lane, plan.from_sha256, True)
+                store.set_stable(lane, plan.from_sha256, False)
+        else:
+            failed = (self.verdict or {}).get("outcome") == Result.FAILED
+            if failed and moved and plan.kind is Kind.SWITCH:
+                store.set_barred(lane, plan.to_sha256, True)
+        self._clean(phase)
+        if phase is Phase.DEGRADED:
+            deployed = self.ports.host.read(self.lane.launcher)
+            if deployed and store.revision(lane, deployed.sha256):
+                store.set_current(lane, deployed.sha256)
+            store.set_quarantine(lane, f"degraded by {self.id}: {self.reason}"[:500])
+            store.open_incident(
+                lane, self.ports.clock.now(), "degraded", {"switch": self.id, "reason": self.reason}
+            )
+            self.ports.notifier.tell(lane, f"lane {lane} is degraded", self.reason)
+        store.note(self.id, receipt=self.receipt, reason=self.reason or None)
+        store.enter(self.id, phase, self.ports.clock.now())
+        self.entered.append(phase)
+        self.say(str(phase))
+
+    def _clean(self, phase: Phase) -> None:
+        """Leave no staged file, and no more backups than asked for. Never costs a verdict."""
+        self.receipt["staged"] = {}
+        self.ports.host.discard_stale(self.lane.launcher)
+        if phase is Phase.ABORTED:
+            return
+        store, lane = self.ports.store, self.lane.name
+        needed = {self.plan.from_sha256, self.plan.to_sha256}
+        needed |= {r.sha256 for r in store.revisions(lane) if r.stable}
+        if current := store.lane(lane):
+            needed |= {current.current_sha256, current.base_sha256}
+        kept: set[str] = set()
+        for number, backup in enumerate(self.ports.host.backups(self.lane.launcher)):
+            # Of each revision that is still needed the newest copy stays, beyond the count.
+            last = backup.sha256 in needed and backup.sha256 not in kept
+            kept.add(backup.sha256)
+            if number >= self.lane.keep_backups and not last:
+                self.ports.host.remove_backup(backup.path)
+
+    # ------------------------------------------------------------------------------------- waiting
+
+    def _undo(self) -> str:
+        """Why the change shall undo itself; empty when nobody asked, or where it goes on anyway."""
+        if self.entered[-1] in UNDOING:
+            return ""
+        why = self.ports.store.abort_asked(self.id) or ""
+        goes_on = self.plan.kind is Kind.ROLLBACK and self.entered[-1] is not Phase.PREPARING
+        return "" if goes_on and why != PREEMPTED else why
+
+    def _heed_undo(self) -> None:
+        self._undo_look = self.ports.clock.monotonic() + UNDO_LOOK_S
+        if why := self._undo():
+            raise Undo(why)
+
+    def _wait(self, seconds: float) -> None:
+        """Sleep, unless the change was told to undo itself."""
+        if self.ports.clock.monotonic() >= self._undo_look:
+            self._heed_undo()
+        self.ports.clock.sleep(seconds)
+
+    # ----------------------------------------------------------------------------------- preparing
+
+    def _prepare(self) -> Mapping[str, Any]:
+        ports, plan, lane = self.ports, self.plan, self.lane
+        self.receipt |= {
+            "lanectl": __version__,
+            "from_sha256": plan.from_sha256,
+            "to_sha256": plan.to_sha256,
+            "who": plan.who,
+            "approved_by": plan.approved_by or None,
+            "why": plan.reason or None,
+        }
+        deployed = self._deployed()
+        if deployed.sha256 != plan.from_sha256:
+            raise Drift(
+                f"the launcher of {lane.name} changed under us: {deployed.sha256[:12]} is there",
+                next_step=f"lanectl diff {lane.name} {plan.to_profile}",
+            )
+        text = self._text(plan.to_sha256)
+        check = ports.host.check_script(text)
+        if not check.ok:
+            raise CheckFailed(
+                f"`{check.interpreter} -n` refuses the launcher of {plan.to_profile}: "
+                f"{check.stderr.strip()[:500]}"
+            )
+        supervisor = ports.supervisor
+        self.receipt["supervisor"] = supervisor.version()
+        self.receipt["others_before"] = self._others()
+        self._baseline()
+        # Only now, with every check passed, is anything written beside the launcher.
+        ports.host.discard_stale(lane.launcher)
+        self.receipt["staged"] = staged = {}
+        try:
+            staged[plan.to_sha256] = ports.host.stage(deployed, text)
+            staged[plan.from_sha256] = ports.host.stage(deployed, deployed.text)
+            if plan.from_sha256 != plan.to_sha256:
+                self.receipt["backup"] = ports.host.back_up(
+                    deployed, plan.from_profile, ports.clock.now()
+                )
+        except LanectlError:
+            for path in staged.values():
+                ports.host.discard(path)
+            self.receipt["staged"] = {}
+            raise
+        return {"detail": f"staged {plan.to_sha256[:12]}, old text kept"}
+
+    def _deployed(self) -> LauncherFile:
+        deployed = self.ports.host.read(self.lane.launcher)
+        if deployed is None:
+            raise Drift(f"there is no launcher {self.lane.launcher} any more")
+        return deployed
+
+    def _text(self, sha256: str) -> bytes:
+        revision = self.ports.store.revision(self.lane.name, sha256)
+        if revision is None or digest(revision.text) != sha256:
+            raise Refused(f"the store has no text with the digest {sha256[:12]}")
+        return revision.text
+
+    def _others(self) -> dict[str, list[int | None]]:
+        """Every other program: pid and start time, to prove afterwards that none was touched."""
+        mine = self.lookout.program().full_name
+        return {
+            p.full_name: [p.pid, p.started]
+            for p in self.ports.supervisor.programs()
+            if p.full_name != mine
+        }
+
+    def _baseline(self) -> None:
+        """What the old revision is worth before the change: `confirming` asks for no less."""
+        lane, plan = self.lane, self.plan
+        program = self.lookout.program()
+        main = self.lookout.main_process(program)
+        before: dict[str, Any] = {
+            "state": program.state,
+            "pid": main.pid if main else None,
+            "started": main.started if main else None,
+            "up": main is not None and program.state in UP,
+            "ready": False,
+            "down": main is None or program.state not in UP,
+            "verdict": None,
+            "mismatches": [],
+        }
+        self.receipt["program"] = {"before": before, "after": None}
+        if main is None or not before["up"]:
+            return
+        self.lookout.record(main, None)
+        if plan.kind is Kind.ROLLBACK:
+            return  # Nothing is ever put back by a rollback, so nothing is measured against this.
+        proof = self.lookout.prove(self._asked_of(plan.from_sha256, plan.from_profile))
+        before["mismatches"] = [*proof.mismatches]
+        before["command"] = [*proof.argv]
+        if proof.problems:
+            # Something else answers on its port: what a smoke would judge is not this revision.
+            before["verdict"] = verdict_json(
+                _said(
+                    Result.FAILED, ReplyClass.WRONG_PROCESS, "baseline", "; ".join(proof.problems)
+                )
+            )
+            return
+        run = run_gate(
+            self.ports.api,
+            self.ports.clock,
+            lane,
+            "quick",
+            stop=lambda: bool(self._undo()),
+            progress=self.say,
+        )
+        self._heed_undo()
+        verdict = run.verdict
+        before["verdict"] = verdict_json(verdict)
+        # Design section 4: counted as down, though supervisord calls it RUNNING.
+        before["down"] = verdict.cls is ReplyClass.UNREACHABLE
+        before["ready"] = not before["down"] and verdict.cls not in NO_REPLY
+        if verdict.cls in PROBE_AT_FAULT:
+            detail = next((p.detail for p in verdict.probes if p.cls is verdict.cls), "")
+            raise CheckFailed(
+                f"the probe of lane {lane.name} is at fault before any change "
+                f"({verdict.cls.value}): {detail}",
+                next_step=f"lanectl smoke {lane.name} --gate quick, and check model, key and caps",
+            )
+
+    def _asked_of(self, sha256: str, profile: str) -> Asked:
+        text = self._text(sha256)
+        known = self.lane.profiles.get(profile) if profile != ADOPTED else Profile(ADOPTED)
+        return asked_of(text, known, port=self.lane.port)
+
+    # ------------------------------------------------------------------------------------ draining
+
+    def _drain(self) -> Mapping[str, Any]:
+        before = self.receipt["program"]["before"]
+        if before["down"]:
+            return {"detail": "down before: drained by definition"}
+        left = drain(self.ports, self.lane, self._wait, self.say)
+        if left.drained:
+            return {"detail": "nothing runs or waits"}
+        if not self.plan.cut:
+            raise StepFailed(f"{left.why}; nothing has been changed (--cut goes on regardless)")
+        return {"detail": f"{left.why}; cut as asked"}
+
+    # ---------------------------------------------------------------------- installing, reverting
+
+    def _put(self, sha256: str) -> Mapping[str, Any]:
+        """Make the launcher's digest `sha256`: compare-and-swap, re-read, compare."""
+        host, plan, lane = self.ports.host, self.plan, self.lane
+        deployed = self._deployed()
+        if deployed.sha256 != sha256:
+            staged = self.receipt.get("staged", {}).pop(sha256, None)
+            ready = host.read(staged) if staged else None
+            if ready is None or ready.sha256 != sha256:
+                staged = host.stage(deployed, self._text(sha256))
+            assert staged is not None
+            host.replace(lane.launcher, staged, frozenset({plan.from_sha256, plan.to_sha256}))
+        now = self._deployed()
+        if now.sha256 != sha256:
+            raise Drift(f"{now.path} reads {now.sha256[:12]} after {sha256[:12]} was put there")
+        return {"detail": f"{sha256[:12]} in place"}
+
+    # ----------------------------------------------------------------------- restarting, restoring
+
+    def _restart(self) -> Mapping[str, Any]:
+        program = self.lookout.program()
+        old = self.lookout.main_process(program)
+        cut = None
+        if old is not None:
+            metrics = self.ports.api.metrics(timeout_s=1.0)
+            cut = metrics.load if metrics else None
+        self.receipt["requests_cut"] = cut
+        self.receipt["cache_before"] = "warm" if old is not None else "cold"
+        self.receipt["stop"] = self.lookout.stop_all(self.say)
+        self._heed_undo()
+        new = self._start(self.plan.to_sha256, old)
+        return {"detail": f"pid {old.pid if old else '-'} stopped, pid {new.pid} started"}
+
+    def _start(self, sha256: str, old: Process | None) -> Process:
+        try:
+            self.receipt["log_mark"] = list(self.ports.supervisor.log_mark(self.lane.program))
+            new = self.lookout.start(sha256, old)
+        except NeedsReboot:
+            raise
+        except LanectlError as error:
+            log = self._log()
+            raise StepFailed(
+                error.message, verdict=self._death(error.message, log), log=log
+            ) from error
+        self.receipt["program"]["after"] = {"pid": new.pid, "started": new.started}
+        return new
+
+    def _restore(self) -> Mapping[str, Any]:
+        before = self.receipt["program"]["before"]
+        if self._unchanged() and Phase.RESTARTING not in self.entered:
+            return {"detail": "the program was never stopped"}
+        old = self.lookout.main_process(self.lookout.program())
+        self.lookout.stop_all(self.say)
+        if before["down"]:
+            self.receipt["program"]["after"] = None
+            return {"detail": "stopped; it was down before"}
+        new = self._start(self.plan.from_sha256, old)
+        return {"detail": f"pid {new.pid} started from the old launcher"}
+
+    # ----------------------------------------------------------------------------------- verifying
+
+    def _verify(self) -> Mapping[str, Any]:
+        plan, lane = self.plan, self.lane
+        asked = self._asked_of(plan.to_sha256, plan.to_profile)
+        expect = self._started()
+        self._wait_ready(asked, expect, lane.ready_timeout_s)
+        self._prove(asked, expect)
+        self.say(f"running the {plan.gate} gate")
+        dead = ""
+
+        def stop() -> bool:
+            nonlocal dead
+            dead = dead or self._dead(expect)
+            return bool(dead or self._undo())
+
+        run = run_gate(
+            self.ports.api, self.ports.clock, lane, plan.gate, stop=stop, progress=self.say
+        )
+        if dead := dead or self._dead(expect):
+            self._raise_dead(dead)
+        self._heed_undo()
+        self.receipt |= {"foreign_load": run.foreign_load, "cache": dict(run.cache)}
+        if not run.verdict.passed:
+            worst = next((p for p in run.verdict.probes if p.outcome is run.verdict.outcome), None)
+            told = f": {worst.name}: {worst.detail}" if worst else ""
+            raise StepFailed(
+                f"the {plan.gate} gate says {run.verdict.outcome} ({run.verdict.cls}){told}",
+                verdict=run.verdict,
+                log=self._log(),
+            )
+        self._wait_uptime(expect)
+        self._prove(asked, expect)
+        self.verdict = verdict_json(run.verdict)
+        self.ports.store.note(self.id, verdict=self.verdict)
+        self._fill_receipt()
+        return {"detail": f"the {plan.gate} gate passed"}
+
+    def _started(self) -> Sighting:
+        started = self.receipt["program"]["after"]
+        if not started:
+            raise StepFailed("no start of the program is recorded")
+        return Sighting(started["pid"], started["started"], "", None)
+
+    def _dead(self, expect: Sighting) -> str:
+        """Why the process that we started is no longer the program; empty while it is."""
+        process = self.ports.host.process(expect.pid)
+        if process is None or process.state in ("Z", "X") or not same(process, expect):
+            program = self.lookout.program()
+            code = f", exit status {program.exit_status}" if program.state == "EXITED" else ""
+            return f"pid {expect.pid} of {self.lane.program} ended ({program.state}{code})"
+        return ""
+
+    def _raise_dead(self, dead: str) -> None:
+        log = self._log()
+        cause = fatal_line(log) or last_words(log)
+        reason = f"{dead}: {cause}" if cause else dead
+        raise StepFailed(reason, verdict=self._death(reason, log), log=log)
+
+    def _death(self, reason: str, log: str) -> Verdict:
+        """A dead server speaks against its profile, unless its log blames somebody else."""
+        result = Result.FAILED if is_profile_fault(log) else Result.ERROR
+        return _said(result, ReplyClass.UNREACHABLE, "start", mask(reason))
+
+    def _log(self) -> str:
+        """The program's last lines since it was started, masked."""
+        mark = self.receipt.get("log_mark")
+        text = self.ports.supervisor.log_since(
+            self.lane.program, (mark[0], mark[1]) if mark else (0, 0)
+        )
+        return mask("\n".join(text.splitlines()[-LOG_LINES:]))
+
+    def _wait_ready(
+        self, asked: Asked, expect: Sighting, limit_s: float, tolerate: Sequence[str] = ()
+    ) -> None:
+        """Listening in our tree, `/health`, the model listed, and one token generated.
+
+        Ends early for a dead process, a fatal log line, a wrong command line, a stranger on the
+        port. tolerate: mismatches that the baseline had as well.
+        """
+        clock = self.ports.clock
+        began = clock.monotonic()
+        next_look, stranger_since, missing = began, None, ""
+        while True:
+            if dead := self._dead(expect):
+                self._raise_dead(dead)
+            now = clock.monotonic()
+            listening = bool(self.ports.host.listeners(self.lane.port))
+            if listening or now >= next_look:
+                next_look = now + LOG_POLL_S
+                proof = self.lookout.prove(asked, expect=expect)
+                if wrong := [text for text in proof.mismatches if text not in tolerate]:
+                    self._raise_wrong("; ".join(wrong))
+                stranger_since = (stranger_since or now) if proof.problems else None
+                if stranger_since is not None and now - stranger_since > STRANGER_S:
+                    self._raise_wrong("; ".join(proof.problems))
+                if not listening:
+                    self._look_at_log()
+                was, missing = missing, self._not_ready(proof)
+                if not missing:
+                    return
+                if missing != was:
+                    self.say(f"waiting for {missing}")
+            if now - began >= limit_s:
+                reason = f"not ready after {limit_s:.0f} s: still waiting for {missing}"
+                verdict = _said(Result.FAILED, ReplyClass.TIMED_OUT, "ready", reason)
+                raise StepFailed(reason, verdict=verdict, log=self._log())
+            self._wait(READY_POLL_S if listening else POLL_S)
+
+    def _look_at_log(self) -> None:
+        log = self._log()
+        if cause := fatal_line(log):
+            raise StepFailed(f"the log says: {cause}", verdict=self._death(cause, log), log=log)
+
+    def _not_ready(self, proof: Proof) -> str:
+        """What is still missing; empty when the lane is ready."""
+        api, lane = self.ports.api, self.lane
+        if proof.problems:
+            # An orphan that shares the port can answer for us: no answer counts before this.
+            return "; ".join(proof.problems)
+        if not proof.listening:
+            return f"port {lane.port}"
+        if api.health().status != 200:
+            return "/health"
+        models = api.models()
+        if not isinstance(models, list):
+            # 401 means alive (field note 12); the gate will tell it as client_error.
+            return "" if models.status in (401, 403) else "/v1/models"
+        if not models or (lane.model and lane.model not in {m.id for m in models}):
+            names = ", ".join(m.id for m in models) or "none"
+            return f"the model {lane.model or ''} (listed: {names})"
+        return one_token(api, self.ports.clock, lane)
+
+    def _raise_wrong(self, reason: str) -> None:
+        verdict = _said(Result.FAILED, ReplyClass.WRONG_PROCESS, "process", reason)
+        raise StepFailed(
+            f"not the process that was asked for: {reason}", verdict=verdict, log=self._log()
+        )
+
+    def _prove(self, asked: Asked, expect: Sighting) -> None:
+        """The process that answers is the one we started, with the words it was asked to have."""
+        proof = self.lookout.prove(asked, expect=expect)
+        wrong = list(proof.problems) or list(proof.mismatches)
+        if not wrong and not proof.listening:
+            wrong = [f"nothing of {self.lane.program} listens on port {self.lane.port}"]
+        if not wrong and (claim := self._speculation_claim(asked)):
+            wrong = [claim]
+        self.receipt["command"] = list(proof.argv)
+        if wrong:
+            self._raise_wrong("; ".join(wrong))
+
+    def _speculation_claim(self, asked: Asked) -> str:
+        """Speculation is proven at run time only, by its metrics (field note 15)."""
+        metrics = self.ports.api.metrics()
+        seen = metrics.speculative if metrics else None
+        self.receipt["speculative_metrics"] = seen
+        if asked.speculative is False and seen:
+            return "speculation metrics are there although speculation was asked off"
+        return ""
+
+    def _wait_uptime(self, expect: Sighting) -> None:
+        asked = self.lane.min_uptime_s
+        if asked is None:
+            settings = self.ports.supervisor.settings(self.lane.program)
+            asked = max(settings.start_secs, DEFAULT_MIN_UPTIME_S)
+        clock = self.ports.clock
+        deadline = clock.monotonic() + max(0.0, asked - (clock.now().timestamp() - expect.started))
+        if clock.monotonic() < deadline:
+            self.say(f"waiting until it has been up for {asked:.0f} s")
+        while clock.monotonic() < deadline:
+            if dead := self._dead(expect):
+                self._raise_dead(dead)
+            self._wait(min(SUPERVISOR_POLL_S, max(POLL_S, deadline - clock.monotonic())))
+
+    def _fill_receipt(self) -> None:
+        metrics = self.ports.api.metrics()
+        readings = self.ports.gpu.readings()
+        self.receipt["versions"] = {"vllm": self.ports.api.version()}
+        self.receipt["cache_config"] = dict(metrics.cache_config) if metrics else None
+        self.receipt["gpu"] = (
+            [
+                {**asdict(r), "pids": sorted(r.pids) if r.pids is not None else None}
+                for r in readings
+            ]
+            if readings is not None
+            else None
+        )
+        before = self.receipt["others_before"]
+        now = self._others()
+        changed = sorted(n for n in before.keys() | now.keys() if before.get(n) != now.get(n))
+        self.receipt["others_untouched"] = not changed
+        self.receipt["others_changed"] = changed
+
+    # ---------------------------------------------------------------------------------- confirming
+
+    def _confirm(self) -> Mapping[str, Any]:
+        """The old revision is as good as its baseline: no more is asked, and no less."""
+        plan, lane = self.plan, self.lane
+        before = self.receipt["program"]["before"]
+        deployed = self._deployed()
+        if deployed.sha256 != plan.from_sha256:
+            raise Drift(f"{deployed.path} is {deployed.sha256[:12]}, not {plan.from_sha256[:12]}")
+        if before["down"]:
+            if Phase.RESTARTING in self.entered and self.lookout.program().state in UP:
+                raise StepFailed(f"{lane.program} was down before, and runs now")
+            self._fill_receipt()
+            return {"detail": "the old launcher is in place; the program was down before"}
+        asked = self._asked_of(plan.from_sha256, plan.from_profile)
+        expect = self._restored()
+        if before["ready"]:
+            self._wait_ready(asked, expect, lane.ready_timeout_s, before["mismatches"])
+        proof = self._old_proof(asked, expect, before)
+        confirmation = self._confirm_smoke(before)
+        if dead := self._dead(expect):
+            self._raise_dead(dead)
+        self.receipt["command"] = list(proof)
+        self._fill_receipt()
+        self.ports.store.note(self.id, confirmation=confirmation)
+        return {"detail": f"the old revision is back: {confirmation['outcome']}"}
+
+    def _restored(self) -> Sighting:
+        """The main process of the restored program: started by us, or never stopped."""
+        after_, before = (self.receipt["program"][key] for key in ("after", "before"))
+        told = after_ if after_ and Phase.RESTARTING in self.entered else before
+        return Sighting(told["pid"], told["started"], "", None)
+
+    def _old_proof(
+        self, asked: Asked, expect: Sighting, before: Mapping[str, Any]
+    ) -> tuple[str, ...]:
+        proof = self.lookout.prove(asked, expect=expect)
+        wrong = list(proof.problems)
+        if (before["verdict"] or {}).get("class") == ReplyClass.WRONG_PROCESS:
+            wrong = []  # It was not the right process before either.
+        if not wrong and before["ready"] and not proof.listening:
+            wrong = [f"nothing of {self.lane.program} listens on port {self.lane.port}"]
+        wrong += [m for m in proof.mismatches if m not in before["mismatches"]]
+        if wrong:
+            raise StepFailed("; ".join(wrong))
+        return proof.argv
+
+    def _confirm_smoke(self, before: Mapping[str, Any]) -> dict[str, Any]:
+        was = (before["verdict"] or {}).get("outcome")
+        if was == Result.FAILED or not before["ready"]:
+            return {"outcome": "no worse than before", "class": "ok", "probes": []}
+        verdict = Verdict(Result.ERROR, ReplyClass.UNREACHABLE)
+        for _ in range(CONFIRM_TRIES):
+            run = run_gate(self.ports.api, self.ports.clock, self.lane, "quick", progress=self.say)
+            verdict = run.verdict
+            if verdict.outcome in (Result.PASSED, Result.FAILED):
+                break  # Only "could not tell" is asked again: a verdict stands.
+        body = verdict_json(verdict)
+        worse = verdict.outcome is Result.FAILED or (
+            was == Result.PASSED and verdict.outcome is not Result.PASSED
+        )
+        if worse:
+            raise StepFailed(
+                f"the old revision was {was} and is {verdict.outcome} ({verdict.cls}) now",
+                verdict=verdict,
+                log=self._log(),
+            )
+        return body

@@ -1,0 +1,357 @@
+"""switch, rollback, restart: the commands that change a lane, each in a worker of its own."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from lanectl import wiring
+from lanectl.app import change, probation
+from lanectl.app.change import Asking, MakePlan, Unchanged
+from lanectl.app.documents import EXIT, revision_side, still_document, switch_document
+from lanectl.cli import worker
+from lanectl.cli.errors import tell
+from lanectl.cli.follow import follow
+from lanectl.cli.options import Settings, common, lane_and, lane_argument, who
+from lanectl.cli.tables import emit, paint, short
+from lanectl.config import Config, find, load
+from lanectl.core.lane import Kind, Lane, Plan
+from lanectl.core.switch import TERMINAL, Phase
+from lanectl.errors import LanectlError, StoreUnusable, Unreachable
+from lanectl.ports import Ports, SwitchRow
+
+GATES = click.Choice(["quick", "switch", "soak"])
+
+Planner = Callable[[Ports, Config, Lane, Asking], "Plan | Unchanged"]
+
+
+@click.command()
+@lane_and("profile")
+@click.option("--dry-run", is_flag=True, help="Render and check only; nothing is changed.")
+@click.option("--gate", type=GATES, help="The gate to pass instead of the configured one.")
+@click.option("--cut", is_flag=True, help="Go on at the drain deadline; what was cut is counted.")
+@click.option("--barred-ok", is_flag=True, help="Install a revision that was rolled away from.")
+@click.option("--reason", default="", metavar="TEXT", help="Why, for the receipt.")
+@click.option("--approved-by", default="", metavar="WHO", help="Who approved it: a record.")
+@common
+def switch(
+    settings: Settings,
+    lane: str | None,
+    profile: str,
+    dry_run: bool,
+    gate: str | None,
+    cut: bool,
+    barred_ok: bool,
+    reason: str,
+    approved_by: str,
+) -> int:
+    """Move LANE to PROFILE.
+
+    The launcher is rendered, checked, backed up and replaced; only the lane's program is
+    restarted; the running command line and real tool calls are judged. What does not come back
+    right is undone. It goes on when the terminal is closed; Ctrl-C asks it to undo.
+    """
+    config = load(find(settings.config))
+    asking = Asking(who(), reason, approved_by, gate, cut, barred_ok)
+    target = config.lane(lane)
+    config.profile(target, profile)
+
+    def plan(ports: Ports, config: Config, lane: Lane, asking: Asking) -> Any:
+        return change.plan_switch(ports, config, lane, profile, asking)
+
+    if dry_run:
+        return _dry_run(settings, config, target, asking, profile)
+    return _run(settings, config, target, asking, plan)
+
+
+@click.command()
+@lane_argument
+@click.option("--to", metavar="REVISION", help="A digest, or the unique beginning of one.")
+@click.option(
+    "--backup", metavar="FILE", help="A backup file; works without store and supervisord."
+)
+@click.option(
+    "--accept-drift", metavar="SHA", help="The unrecorded digest that may be overwritten."
+)
+@click.option("--reason", default="", metavar="TEXT", help="Why, for the receipt.")
+@common
+def rollback(
+    settings: Settings,
+    lane: str | None,
+    to: str | None,
+    backup: str | None,
+    accept_drift: str | None,
+    reason: str,
+) -> int:
+    """Go back to the newest stable revision of LANE, or to one that you name.
+
+    Does not drain, pre-empts a running switch, and bars the revision that is left.
+    """
+    if to and backup:
+        raise click.UsageError("--to and --backup exclude each other")
+    config = load(find(settings.config))
+    target = config.lane(lane)
+    asking = Asking(who(), reason, accept_drift=accept_drift)
+    store_url = None
+    if backup is not None:
+        store_url = _store_or_memory(config)
+        if not _supervisord_answers(config, target, store_url):
+            return _restore_file(settings, target, backup)
+
+    def plan(ports: Ports, config: Config, lane: Lane, asking: Asking) -> Any:
+        return change.plan_rollback(ports, config, lane, asking, to=to, backup=backup)
+
+    return _run(settings, config, target, asking, plan, preempt=True, store_url=store_url)
+
+
+@click.command()
+@lane_argument
+@click.option("--gate", type=GATES, help="The gate to pass instead of the configured one.")
+@click.option("--cut", is_flag=True, help="Go on at the drain deadline; what was cut is counted.")
+@click.option("--reason", default="", metavar="TEXT", help="Why, for the receipt.")
+@common
+def restart(settings: Settings, lane: str | None, gate: str | None, cut: bool, reason: str) -> int:
+    """Restart LANE on the revision it has, with the same verification as a switch."""
+    config = load(find(settings.config))
+    asking = Asking(who(), reason, gate=gate, cut=cut)
+    return _run(settings, config, config.lane(lane), asking, change.plan_restart)
+
+
+# ---------------------------------------------------------------------------------------- running
+
+
+def _run(
+    settings: Settings,
+    config: Config,
+    lane: Lane,
+    asking: Asking,
+    planner: Planner,
+    *,
+    preempt: bool = False,
+    store_url: str | None = None,
+) -> int:
+    """Start the worker, follow it, print what it did; returns the exit code."""
+
+    def work(send: worker.Send) -> None:
+        logging.basicConfig(level=logging.CRITICAL)
+        with wiring.ports(config, lane, store_url=store_url) as ports:
+            _work(ports, config, lane, asking, planner, preempt, send)
+
+    def undo(switch_id: str) -> None:
+        with wiring.store(config) as store:
+            store.ask_abort(switch_id, f"{asking.who} pressed Ctrl-C")
+
+    end = follow(worker.start(work), undo)
+    if "error" in end:
+        return tell(end, settings.as_json)
+    if not end:
+        return tell(_killed(config, lane), settings.as_json)
+    return show(end["done"], settings.as_json)
+
+
+def _work(
+    ports: Ports,
+    config: Config,
+    lane: Lane,
+    asking: Asking,
+    planner: Planner,
+    preempt: bool,
+    send: worker.Send,
+) -> None:
+    """The worker's whole life: the change, then its probation."""
+
+    def say(text: str) -> None:
+        send({"say": text})
+
+    def opened(row: SwitchRow) -> None:
+        usual = {str(k): v for k, v in ports.store.phase_times(lane.name).items()}
+        send({"opened": row.id, "usual": usual})
+
+    def make_plan() -> Any:
+        return planner(ports, config, lane, asking)
+
+    result = change.run(
+        ports, lane, make_plan, asking=asking, say=say, opened=opened, preempt=preempt
+    )
+    if isinstance(result, Unchanged):
+        side = revision_side(result.revision)
+        send({"done": still_document(lane.name, "unchanged", side, side)})
+        return
+    send({"done": switch_document(ports, result)})
+    if result.phase is Phase.COMMITTED and result.plan.kind is not Kind.ROLLBACK:
+        _probation(ports, config, lane, result)
+
+
+def _probation(ports: Ports, config: Config, lane: Lane, row: SwitchRow) -> None:
+    if lane.probation_s == 0:
+        return
+
+    def roll_back(why: str) -> None:
+        asking = Asking("lanectl (probation)", why)
+        make_plan: MakePlan = lambda: change.plan_rollback(ports, config, lane, asking)  # noqa: E731
+        change.run(ports, lane, make_plan, asking=asking, say=lambda _text: None)
+
+    probation.watch(ports, lane, row, wiring.this_process(ports.host), roll_back)
+
+
+def _killed(config: Config, lane: Lane) -> dict[str, Any]:
+    """The worker is gone without an end: what the journal says, and what closes it."""
+    from lanectl.cli.errors import document
+
+    with wiring.store(config) as store:
+        row = store.unfinished(lane.name)
+    if row is None or row.phase in TERMINAL:
+        message = f"the worker of lane {lane.name} was killed; no change is left unfinished"
+        return document("worker-killed", 1, message, f"lanectl history {lane.name}")
+    message = f"the worker of {row.id} was killed in {row.phase}; lane {lane.name} waits as it is"
+    next_step = f"lanectl rollback {lane.name}, or lanectl restart {lane.name}: both close it first"
+    return document("worker-killed", 1, message, next_step)
+
+
+# --------------------------------------------------------------------------------------- dry run
+
+
+def _dry_run(settings: Settings, config: Config, lane: Lane, asking: Asking, profile: str) -> int:
+    with wiring.ports(config, lane) as ports:
+        ports.supervisor.program(lane.program)
+        unfinished = ports.store.unfinished(lane.name)
+        if unfinished is not None:
+            from lanectl.errors import LaneBusy
+
+            raise LaneBusy(
+                f"{unfinished.id} of lane {lane.name} is unfinished, in {unfinished.phase}",
+                next_step=f"lanectl status {lane.name}",
+            )
+        planned, text = change.dry_run(ports, config, lane, profile, asking)
+        row = ports.store.lane(lane.name)
+        current = ports.store.revision(lane.name, row.current_sha256) if row else None
+        old = revision_side(current) if current else {}
+        document = still_document(
+            lane.name, "dry-run", old, revision_side(planned), receipt={"diff": text}
+        )
+    return show(document, settings.as_json)
+
+
+# ------------------------------------------------------------------- without store or supervisord
+
+
+def _store_or_memory(config: Config) -> str | None:
+    """None: the store serves. Else the URL of one in memory: the files alone must do."""
+    try:
+        with wiring.store(config) as store:
+            store.lane("")
+    except StoreUnusable as error:
+        print(f"lanectl: {error.message}; going on from the files alone", file=sys.stderr)
+        return wiring.MEMORY
+    return None
+
+
+def _supervisord_answers(config: Config, lane: Lane, store_url: str | None) -> bool:
+    with wiring.ports(config, lane, store_url=store_url) as ports:
+        try:
+            ports.supervisor.program(lane.program)
+        except Unreachable as error:
+            print(f"lanectl: {error.message}", file=sys.stderr)
+            return False
+    return True
+
+
+def _restore_file(settings: Settings, lane: Lane, backup: str) -> int:
+    """Put the backup in place without supervisord; what is left to do is said. Exit 5."""
+    restored = change.restore_file(wiring.local_host(), lane, backup, who())
+    message = (
+        f"{backup} is in place as {lane.launcher} ({short(restored)}); supervisord does not "
+        f"answer, so {lane.program} still runs what it ran"
+    )
+    error = LanectlError(
+        message, next_step=f"when supervisord is back: lanectl restart {lane.name}"
+    )
+    from lanectl.cli.errors import document
+
+    return tell(document("file-restored", 5, error.message, error.next_step), settings.as_json)
+
+
+# --------------------------------------------------------------------------------------- printing
+
+
+def show(document: dict[str, Any], as_json: bool) -> int:
+    """Print what a change did, and return its exit code."""
+    phase = document["phase"]
+    code = EXIT.get(Phase(phase), 0) if phase not in ("unchanged", "dry-run") else 0
+    if as_json:
+        emit(document)
+        if code:
+            print(f"lanectl: {_headline(document)}", file=sys.stderr)
+        return code
+    print(paint(_headline(document), "green" if code == 0 else "red"))
+    for name, value in _receipt_lines(document):
+        print(f"  {name:<10} {value}")
+    if diff := document["receipt"].get("diff"):
+        print(diff, end="")
+    if log := next((e["log"] for e in document["events"] if e.get("log")), ""):
+        print("  last lines of the log:")
+        print("".join(f"    {line}\n" for line in log.splitlines()[-12:]), end="")
+    if step := _next_step(document, code):
+        print(f"next: {step}")
+    return code
+
+
+def _headline(document: dict[str, Any]) -> str:
+    lane, phase = document["lane"], document["phase"]
+    old, new = document["from"], document["to"]
+    names = {
+        "committed": f"{lane} is on {new.get('profile')} ({short(new.get('sha256'))})",
+        "unchanged": f"{lane} is on {new.get('profile')} already: nothing to do",
+        "dry-run": f"{lane} could go to {new.get('profile')} ({short(new.get('sha256'))})",
+        "rolled-back": f"{lane} is back on {old.get('profile')} ({short(old.get('sha256'))}), "
+        "confirmed",
+        "aborted": f"{lane} was not changed",
+        "degraded": f"{lane} is DEGRADED and quarantined",
+    }
+    reason = document["reason"] if phase not in ("committed", "unchanged", "dry-run") else ""
+    return f"{phase}: {names[phase]}" + (f": {reason}" if reason else "")
+
+
+def _receipt_lines(document: dict[str, Any]) -> list[tuple[str, str]]:
+    receipt, lines = document["receipt"], []
+    if document["switch"]:
+        lines.append(("switch", document["switch"]))
+    if receipt.get("from_sha256"):
+        old, new = document["from"], document["to"]
+        lines.append(("from", f"{old['profile']}  {old['sha256']}"))
+        lines.append(("to", f"{new['profile']}  {new['sha256']}"))
+    if receipt.get("backup"):
+        lines.append(("backup", receipt["backup"]))
+    program = receipt.get("program") or {}
+    before, after = program.get("before") or {}, program.get("after") or {}
+    if before or after:
+        lines.append(("program", f"pid {before.get('pid')} -> {after.get('pid')}"))
+    if receipt.get("command"):
+        lines.append(("command", " ".join(receipt["command"])))
+    if "others_untouched" in receipt:
+        changed = ", ".join(receipt.get("others_changed", []))
+        lines.append(("others", f"changed meanwhile: {changed}" if changed else "untouched"))
+    if verdict := document["verdict"]:
+        passed = sum(1 for p in verdict["probes"] if p["outcome"] == "passed")
+        text = (
+            f"{verdict['outcome']} ({verdict['class']}), {passed}/{len(verdict['probes'])} probes"
+        )
+        lines.append(("gate", text))
+    if timings := receipt.get("timings"):
+        lines.append(("timings", "  ".join(f"{k} {v:.1f}s" for k, v in timings.items())))
+    return lines
+
+
+def _next_step(document: dict[str, Any], code: int) -> str:
+    lane = document["lane"]
+    if document["phase"] == "degraded":
+        return f"lanectl rollback {lane}, or lanectl doctor {lane}"
+    if document["phase"] == "rolled-back":
+        return f"lanectl history {lane}"
+    if document["phase"] == "aborted":
+        return f"lanectl status {lane}"
+    return ""

@@ -1,0 +1,127 @@
+"""Following a change: live phases on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from lanectl.cli.worker import Channel, Message
+from lanectl.errors import Interrupted
+
+TICK_S = 0.1
+
+
+class View(Protocol):
+    def show(self, message: Message) -> None: ...
+    def tick(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Plain:
+    """One line a phase and a wait, on standard error."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def show(self, message: Message) -> None:
+        if "say" in message:
+            elapsed = time.monotonic() - self._began
+            print(f"{elapsed:7.1f}s  {message['say']}", file=sys.stderr, flush=True)
+
+    def tick(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Live:
+    """Each phase on a line of its own: elapsed, what it waits for, how long it usually takes."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live as RichLive
+
+        self._phases: list[list[Any]] = []
+        self._usual: Mapping[str, float] = {}
+        self._names: frozenset[str] = frozenset()
+        self._live = RichLive(console=Console(stderr=True), auto_refresh=False, transient=False)
+        self._live.start()
+
+    def show(self, message: Message) -> None:
+        from lanectl.core.switch import Phase
+
+        now = time.monotonic()
+        if "opened" in message:
+            self._usual = message.get("usual", {})
+        if "say" in message:
+            text = message["say"]
+            if text in {str(phase) for phase in Phase}:
+                if self._phases:
+                    self._phases[-1][2] = now
+                self._phases.append([text, now, None, ""])
+            elif self._phases:
+                self._phases[-1][3] = text
+            else:
+                self._phases.append([text, now, now, ""])
+        self.tick()
+
+    def tick(self) -> None:
+        from rich.table import Table
+
+        table = Table.grid(padding=(0, 2))
+        now = time.monotonic()
+        for name, began, ended, wait in self._phases:
+            usual = self._usual.get(name)
+            hint = f"usually {usual:.1f} s" if usual and ended is None else ""
+            style = "bold" if ended is None else "dim"
+            table.add_row(name, f"{(ended or now) - began:6.1f} s", wait, hint, style=style)
+        self._live.update(table, refresh=True)
+
+    def close(self) -> None:
+        if self._phases and self._phases[-1][2] is None:
+            self._phases[-1][2] = time.monotonic()
+        self.tick()
+        self._live.stop()
+
+
+def view() -> View:
+    return Live() if sys.stderr.isatty() else Plain()
+
+
+def follow(channel: Channel, undo: Callable[[str], None]) -> Message:
+    """Follow the worker until it tells an end; returns that message (`done` or `error`).
+
+    undo: called with the id of the change at the first Ctrl-C. The second Ctrl-C raises
+    Interrupted, and the worker goes on. A message of neither kind, `{}`, means that the worker
+    was killed.
+    """
+    shown = view()
+    opened, interrupts, asked = "", 0, False
+    end: Message = {}
+    try:
+        while not end and not channel.closed:
+            try:
+                if interrupts and opened and not asked:
+                    asked = True
+                    undo(opened)
+                for message in channel.messages(TICK_S):
+                    opened = message.get("opened", opened)
+                    shown.show(message)
+                    if "done" in message or "error" in message:
+                        end = message
+                shown.tick()
+            except KeyboardInterrupt:
+                interrupts += 1
+                if interrupts > 1:
+                    raise Interrupted(
+                        f"no longer following {opened or 'the change'}: it goes on by itself",
+                        next_step="lanectl status",
+                    ) from None
+                print(
+                    "\nasked to undo; following on (Ctrl-C again stops only the following)",
+                    file=sys.stderr,
+                )
+    finally:
+        shown.close()
+    return end

@@ -1,0 +1,76 @@
+"""The only module that imports adapters: it puts a lane's ports together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lanectl.adapters.gpu_nvml import NvmlGpu
+from lanectl.adapters.host_local import LocalHost
+from lanectl.adapters.lane_http import HttpLane
+from lanectl.adapters.notify_log import LogNotifier
+from lanectl.adapters.store_sql import open_store
+from lanectl.adapters.supervisord import Supervisord
+from lanectl.adapters.system_clock import SystemClock
+from lanectl.config import Config
+from lanectl.core.lane import Lane
+from lanectl.core.launcher import Finding
+from lanectl.errors import CouldNotTell
+from lanectl.ports import Host, Ports, Process, Store
+
+MEMORY = "sqlite://"
+"""A store that is gone when the command ends: for a rollback from the files alone."""
+
+
+def local_host() -> Host:
+    return LocalHost()
+
+
+@contextmanager
+def store(config: Config) -> Iterator[Store]:
+    """The configured store. Raises StoreUnusable."""
+    opened = open_store(config.store_url)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+@contextmanager
+def ports(config: Config, lane: Lane, *, store_url: str | None = None) -> Iterator[Ports]:
+    """Everything a use case of `lane` needs, closed again at the end. Raises StoreUnusable."""
+    opened = open_store(store_url or config.store_url)
+    supervisor = Supervisord(
+        lane.supervisor, user=lane.supervisor_user, password_file=lane.supervisor_password_file
+    )
+    api = HttpLane(lane.api, api_key_file=lane.api_key_file)
+    try:
+        yield Ports(
+            host=LocalHost(),
+            supervisor=supervisor,
+            api=api,
+            gpu=NvmlGpu(),
+            store=opened,
+            clock=SystemClock(),
+            notifier=LogNotifier(),
+        )
+    finally:
+        api.close()
+        supervisor.close()
+        opened.close()
+
+
+def this_process(host: Host) -> Process:
+    """The running process itself, as the host sees it."""
+    me = host.process(os.getpid())
+    if me is None:
+        raise CouldNotTell("this process is not to be found in /proc")
+    return me
+
+
+def shellcheck(source: bytes) -> list[Finding]:
+    """What shellcheck adds to our own findings."""
+    from lanectl.adapters.shellcheck import findings
+
+    return findings(source)
