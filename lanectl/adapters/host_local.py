@@ -17,6 +17,7 @@ import pwd
 import re
 import secrets
 import shlex
+import shutil
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -295,6 +296,25 @@ class LocalHost:
             return []
         except OSError as error:
             raise refusal("cannot list", str(real.parent), error) from error
+
+    # ----------------------------------------------------------------------------------------- logs
+
+    def exists(self, path: str) -> bool:
+        return Path(path).is_file()
+
+    def save_unlinked(self, pid: int, path: str, at: datetime) -> str | None:
+        for held in procfs.deleted_files(pid, path):
+            copy = f"{path}.saved-{at.astimezone(UTC):%Y%m%d-%H%M%S}"
+            try:
+                fd = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+                with Path(held).open("rb") as source, os.fdopen(fd, "wb") as target:
+                    shutil.copyfileobj(source, target)
+                    target.flush()
+                    os.fsync(target.fileno())
+            except OSError as error:
+                raise refusal("cannot save the unlinked log to", copy, error) from error
+            return copy
+        return None
 
     # ----------------------------------------------------------------------------------------- lock
 

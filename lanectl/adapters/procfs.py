@@ -329,3 +329,19 @@ def _collect(
                     selector.unregister(key.fd)
                 kept = outputs[key.fd]
                 kept += part[: OUTPUT_LIMIT - len(kept)]
+
+
+def deleted_files(pid: int, path: str) -> list[str]:
+    """`/proc/PID/fd/N` of every descriptor that `pid` holds of the deleted file `path`."""
+    folder = Path("/proc") / str(pid) / "fd"
+    found: list[str] = []
+    try:
+        for entry in folder.iterdir():
+            try:
+                if str(entry.readlink()) == f"{path} (deleted)":
+                    found.append(str(entry))
+            except OSError:
+                continue  # Closed while we looked.
+    except OSError:
+        return []
+    return found

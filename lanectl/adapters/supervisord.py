@@ -135,6 +135,28 @@ class Supervisord:
                 return ""
         return ""
 
+    def log_mark(self, name: str) -> tuple[int, int]:
+        """The sizes of the stdout and stderr logs in bytes; 0 for one that cannot be read."""
+        out, err = (self._log_size(name, which) for which in _CHANNELS)
+        return out, err
+
+    def log_since(self, name: str, mark: tuple[int, int], *, max_bytes: int = 65536) -> str:
+        """What both logs gained since `mark`, at most the last `max_bytes` of each."""
+        gained: list[str] = []
+        for which, start in zip(_CHANNELS, mark, strict=True):
+            size = self._log_size(name, which)
+            fresh = size - start if size >= start else size  # It shrank: rotated, so all is new.
+            if fresh:
+                gained.append(self._tail(f"readProcess{which}Log", name, min(fresh, max_bytes)))
+        return "\n".join(text.rstrip("\n") for text in gained if text)
+
+    def _log_size(self, name: str, which: str) -> int:
+        try:
+            _, size, _ = self._of(f"tailProcess{which}Log", name, 0, 0)
+        except (ReplyFailed, xmlrpc.client.Fault):
+            return 0
+        return int(size)
+
     # ---------------------------------------------------------------------------------- changing
 
     def stop(self, name: str) -> None:

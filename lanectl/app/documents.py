@@ -8,6 +8,7 @@ from typing import Any
 
 from lanectl.core.lane import Revision
 from lanectl.core.switch import Phase
+from lanectl.core.verdict import Verdict
 from lanectl.ports import LauncherFile, Ports, SwitchRow
 
 Document = dict[str, Any]
@@ -25,6 +26,24 @@ def iso(at: datetime | float | None) -> str | None:
     if not isinstance(at, datetime):
         at = datetime.fromtimestamp(at, UTC)
     return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def verdict_json(verdict: Verdict) -> Document:
+    """A verdict as the surfaces print it (design section 6)."""
+    return {
+        "outcome": verdict.outcome.value,
+        "class": verdict.cls.value,
+        "probes": [
+            {
+                "name": probe.name,
+                "class": probe.cls.value,
+                "outcome": probe.outcome.value,
+                "elapsed_s": round(probe.elapsed_s, 3),
+                "detail": probe.detail,
+            }
+            for probe in verdict.probes
+        ],
+    }
 
 
 def side(ports: Ports, lane: str, sha256: str, profile: str) -> Document:

@@ -7,34 +7,29 @@ decides what follows a phase; nothing in `core.switch` touches a lane.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from lanectl import __version__
+from lanectl.app.documents import verdict_json
 from lanectl.app.drain import drain
-from lanectl.app.gate import one_token, run_gate
-from lanectl.app.process import POLL_S, SUPERVISOR_POLL_S, Lookout, NeedsReboot, Proof, same
-from lanectl.core.fatal import fatal_line, is_profile_fault, last_words
+from lanectl.app.gate import run_gate
+from lanectl.app.process import Lookout, NeedsReboot, same
+from lanectl.app.verify import StepFailed, Verifier, said
 from lanectl.core.flags import Asked
 from lanectl.core.lane import ADOPTED, Kind, Lane, Plan, Profile, digest
 from lanectl.core.render import asked_of
 from lanectl.core.switch import TERMINAL, UNDOING, Facts, Outcome, Phase, after
 from lanectl.core.text import mask
-from lanectl.core.verdict import PROBE_AT_FAULT, ProbeResult, ReplyClass, Result, Verdict, combine
+from lanectl.core.verdict import PROBE_AT_FAULT, ReplyClass, Result, Verdict
 from lanectl.errors import CheckFailed, Drift, LanectlError, Refused
 from lanectl.ports import UP, LauncherFile, Ports, Process, Sighting, SwitchRow
 
 PREEMPTED = "pre-empted by a rollback"
 """The one wish to undo that a rollback heeds too: it has no revert, so Ctrl-C lets it go on."""
-READY_POLL_S = 0.05
-STRANGER_S = 5.0
-"""So long may something else hold our port while we start: its last sockets can linger."""
-LOG_POLL_S = 0.5
-LOG_LINES = 40
 UNDO_LOOK_S = 0.1
 CONFIRM_TRIES = 3
-DEFAULT_MIN_UPTIME_S = 10.0
 
 NO_REPLY = frozenset(
     {
@@ -52,41 +47,6 @@ Say = Callable[[str], None]
 
 class Undo(Exception):
     """The change was told to undo itself: an operator's Ctrl-C, or a rollback that goes first."""
-
-
-class StepFailed(Exception):
-    """A phase's effect did not come right.
-
-    verdict: what the asked revision is worth, where this says something of it.
-    log: the last lines of the program's log, masked.
-    """
-
-    def __init__(self, reason: str, *, verdict: Verdict | None = None, log: str = "") -> None:
-        super().__init__(reason)
-        self.reason, self.verdict, self.log = reason, verdict, log
-
-
-def verdict_json(verdict: Verdict, **more: Any) -> dict[str, Any]:
-    """A verdict as the surfaces print it (design section 6)."""
-    return {
-        "outcome": verdict.outcome.value,
-        "class": verdict.cls.value,
-        "probes": [
-            {
-                "name": probe.name,
-                "class": probe.cls.value,
-                "outcome": probe.outcome.value,
-                "elapsed_s": round(probe.elapsed_s, 3),
-                "detail": probe.detail,
-            }
-            for probe in verdict.probes
-        ],
-        **more,
-    }
-
-
-def _said(result: Result, cls: ReplyClass, name: str, detail: str) -> Verdict:
-    return combine([ProbeResult(name, cls, result, detail=detail)])
 
 
 class Engine:
@@ -277,6 +237,17 @@ class Engine:
             self._heed_undo()
         self.ports.clock.sleep(seconds)
 
+    def _verifier(self) -> Verifier:
+        mark = self.receipt.get("log_mark")
+        return Verifier(
+            self.ports,
+            self.lane,
+            self.lookout,
+            self._wait,
+            self.say,
+            (mark[0], mark[1]) if mark else None,
+        )
+
     # ----------------------------------------------------------------------------------- preparing
 
     def _prepare(self) -> Mapping[str, Any]:
@@ -371,9 +342,7 @@ class Engine:
         if proof.problems:
             # Something else answers on its port: what a smoke would judge is not this revision.
             before["verdict"] = verdict_json(
-                _said(
-                    Result.FAILED, ReplyClass.WRONG_PROCESS, "baseline", "; ".join(proof.problems)
-                )
+                said(Result.FAILED, ReplyClass.WRONG_PROCESS, "baseline", "; ".join(proof.problems))
             )
             return
         run = run_gate(
@@ -457,9 +426,10 @@ class Engine:
         except NeedsReboot:
             raise
         except LanectlError as error:
-            log = self._log()
+            verifier = self._verifier()
+            log = verifier.log()
             raise StepFailed(
-                error.message, verdict=self._death(error.message, log), log=log
+                error.message, verdict=verifier.death(error.message, log), log=log
             ) from error
         self.receipt["program"]["after"] = {"pid": new.pid, "started": new.started}
         return new
@@ -482,21 +452,22 @@ class Engine:
         plan, lane = self.plan, self.lane
         asked = self._asked_of(plan.to_sha256, plan.to_profile)
         expect = self._started()
-        self._wait_ready(asked, expect, lane.ready_timeout_s)
-        self._prove(asked, expect)
+        verifier = self._verifier()
+        verifier.wait_ready(asked, expect, lane.ready_timeout_s)
+        self._proven(verifier, asked, expect)
         self.say(f"running the {plan.gate} gate")
         dead = ""
 
         def stop() -> bool:
             nonlocal dead
-            dead = dead or self._dead(expect)
+            dead = dead or verifier.dead(expect)
             return bool(dead or self._undo())
 
         run = run_gate(
             self.ports.api, self.ports.clock, lane, plan.gate, stop=stop, progress=self.say
         )
-        if dead := dead or self._dead(expect):
-            self._raise_dead(dead)
+        if dead := dead or verifier.dead(expect):
+            verifier.raise_dead(dead)
         self._heed_undo()
         self.receipt |= {"foreign_load": run.foreign_load, "cache": dict(run.cache)}
         if not run.verdict.passed:
@@ -505,150 +476,24 @@ class Engine:
             raise StepFailed(
                 f"the {plan.gate} gate says {run.verdict.outcome} ({run.verdict.cls}){told}",
                 verdict=run.verdict,
-                log=self._log(),
+                log=verifier.log(),
             )
-        self._wait_uptime(expect)
-        self._prove(asked, expect)
+        verifier.wait_uptime(expect)
+        self._proven(verifier, asked, expect)
         self.verdict = verdict_json(run.verdict)
         self.ports.store.note(self.id, verdict=self.verdict)
         self._fill_receipt()
         return {"detail": f"the {plan.gate} gate passed"}
+
+    def _proven(self, verifier: Verifier, asked: Asked, expect: Sighting) -> None:
+        proof, speculates = verifier.prove(asked, expect)
+        self.receipt |= {"command": list(proof.argv), "speculative_metrics": speculates}
 
     def _started(self) -> Sighting:
         started = self.receipt["program"]["after"]
         if not started:
             raise StepFailed("no start of the program is recorded")
         return Sighting(started["pid"], started["started"], "", None)
-
-    def _dead(self, expect: Sighting) -> str:
-        """Why the process that we started is no longer the program; empty while it is."""
-        process = self.ports.host.process(expect.pid)
-        if process is None or process.state in ("Z", "X") or not same(process, expect):
-            program = self.lookout.program()
-            code = f", exit status {program.exit_status}" if program.state == "EXITED" else ""
-            return f"pid {expect.pid} of {self.lane.program} ended ({program.state}{code})"
-        return ""
-
-    def _raise_dead(self, dead: str) -> None:
-        log = self._log()
-        cause = fatal_line(log) or last_words(log)
-        reason = f"{dead}: {cause}" if cause else dead
-        raise StepFailed(reason, verdict=self._death(reason, log), log=log)
-
-    def _death(self, reason: str, log: str) -> Verdict:
-        """A dead server speaks against its profile, unless its log blames somebody else."""
-        result = Result.FAILED if is_profile_fault(log) else Result.ERROR
-        return _said(result, ReplyClass.UNREACHABLE, "start", mask(reason))
-
-    def _log(self) -> str:
-        """The program's last lines since it was started, masked."""
-        mark = self.receipt.get("log_mark")
-        text = self.ports.supervisor.log_since(
-            self.lane.program, (mark[0], mark[1]) if mark else (0, 0)
-        )
-        return mask("\n".join(text.splitlines()[-LOG_LINES:]))
-
-    def _wait_ready(
-        self, asked: Asked, expect: Sighting, limit_s: float, tolerate: Sequence[str] = ()
-    ) -> None:
-        """Listening in our tree, `/health`, the model listed, and one token generated.
-
-        Ends early for a dead process, a fatal log line, a wrong command line, a stranger on the
-        port. tolerate: mismatches that the baseline had as well.
-        """
-        clock = self.ports.clock
-        began = clock.monotonic()
-        next_look, stranger_since, missing = began, None, ""
-        while True:
-            if dead := self._dead(expect):
-                self._raise_dead(dead)
-            now = clock.monotonic()
-            listening = bool(self.ports.host.listeners(self.lane.port))
-            if listening or now >= next_look:
-                next_look = now + LOG_POLL_S
-                proof = self.lookout.prove(asked, expect=expect)
-                if wrong := [text for text in proof.mismatches if text not in tolerate]:
-                    self._raise_wrong("; ".join(wrong))
-                stranger_since = (stranger_since or now) if proof.problems else None
-                if stranger_since is not None and now - stranger_since > STRANGER_S:
-                    self._raise_wrong("; ".join(proof.problems))
-                if not listening:
-                    self._look_at_log()
-                was, missing = missing, self._not_ready(proof)
-                if not missing:
-                    return
-                if missing != was:
-                    self.say(f"waiting for {missing}")
-            if now - began >= limit_s:
-                reason = f"not ready after {limit_s:.0f} s: still waiting for {missing}"
-                verdict = _said(Result.FAILED, ReplyClass.TIMED_OUT, "ready", reason)
-                raise StepFailed(reason, verdict=verdict, log=self._log())
-            self._wait(READY_POLL_S if listening else POLL_S)
-
-    def _look_at_log(self) -> None:
-        log = self._log()
-        if cause := fatal_line(log):
-            raise StepFailed(f"the log says: {cause}", verdict=self._death(cause, log), log=log)
-
-    def _not_ready(self, proof: Proof) -> str:
-        """What is still missing; empty when the lane is ready."""
-        api, lane = self.ports.api, self.lane
-        if proof.problems:
-            # An orphan that shares the port can answer for us: no answer counts before this.
-            return "; ".join(proof.problems)
-        if not proof.listening:
-            return f"port {lane.port}"
-        if api.health().status != 200:
-            return "/health"
-        models = api.models()
-        if not isinstance(models, list):
-            # 401 means alive (field note 12); the gate will tell it as client_error.
-            return "" if models.status in (401, 403) else "/v1/models"
-        if not models or (lane.model and lane.model not in {m.id for m in models}):
-            names = ", ".join(m.id for m in models) or "none"
-            return f"the model {lane.model or ''} (listed: {names})"
-        return one_token(api, self.ports.clock, lane)
-
-    def _raise_wrong(self, reason: str) -> None:
-        verdict = _said(Result.FAILED, ReplyClass.WRONG_PROCESS, "process", reason)
-        raise StepFailed(
-            f"not the process that was asked for: {reason}", verdict=verdict, log=self._log()
-        )
-
-    def _prove(self, asked: Asked, expect: Sighting) -> None:
-        """The process that answers is the one we started, with the words it was asked to have."""
-        proof = self.lookout.prove(asked, expect=expect)
-        wrong = list(proof.problems) or list(proof.mismatches)
-        if not wrong and not proof.listening:
-            wrong = [f"nothing of {self.lane.program} listens on port {self.lane.port}"]
-        if not wrong and (claim := self._speculation_claim(asked)):
-            wrong = [claim]
-        self.receipt["command"] = list(proof.argv)
-        if wrong:
-            self._raise_wrong("; ".join(wrong))
-
-    def _speculation_claim(self, asked: Asked) -> str:
-        """Speculation is proven at run time only, by its metrics (field note 15)."""
-        metrics = self.ports.api.metrics()
-        seen = metrics.speculative if metrics else None
-        self.receipt["speculative_metrics"] = seen
-        if asked.speculative is False and seen:
-            return "speculation metrics are there although speculation was asked off"
-        return ""
-
-    def _wait_uptime(self, expect: Sighting) -> None:
-        asked = self.lane.min_uptime_s
-        if asked is None:
-            settings = self.ports.supervisor.settings(self.lane.program)
-            asked = max(settings.start_secs, DEFAULT_MIN_UPTIME_S)
-        clock = self.ports.clock
-        deadline = clock.monotonic() + max(0.0, asked - (clock.now().timestamp() - expect.started))
-        if clock.monotonic() < deadline:
-            self.say(f"waiting until it has been up for {asked:.0f} s")
-        while clock.monotonic() < deadline:
-            if dead := self._dead(expect):
-                self._raise_dead(dead)
-            self._wait(min(SUPERVISOR_POLL_S, max(POLL_S, deadline - clock.monotonic())))
 
     def _fill_receipt(self) -> None:
         metrics = self.ports.api.metrics()
@@ -684,13 +529,13 @@ class Engine:
             self._fill_receipt()
             return {"detail": "the old launcher is in place; the program was down before"}
         asked = self._asked_of(plan.from_sha256, plan.from_profile)
-        expect = self._restored()
+        expect, verifier = self._restored(), self._verifier()
         if before["ready"]:
-            self._wait_ready(asked, expect, lane.ready_timeout_s, before["mismatches"])
+            verifier.wait_ready(asked, expect, lane.ready_timeout_s, before["mismatches"])
         proof = self._old_proof(asked, expect, before)
-        confirmation = self._confirm_smoke(before)
-        if dead := self._dead(expect):
-            self._raise_dead(dead)
+        confirmation = self._confirm_smoke(before, verifier)
+        if dead := verifier.dead(expect):
+            verifier.raise_dead(dead)
         self.receipt["command"] = list(proof)
         self._fill_receipt()
         self.ports.store.note(self.id, confirmation=confirmation)
@@ -716,7 +561,7 @@ class Engine:
             raise StepFailed("; ".join(wrong))
         return proof.argv
 
-    def _confirm_smoke(self, before: Mapping[str, Any]) -> dict[str, Any]:
+    def _confirm_smoke(self, before: Mapping[str, Any], verifier: Verifier) -> dict[str, Any]:
         was = (before["verdict"] or {}).get("outcome")
         if was == Result.FAILED or not before["ready"]:
             return {"outcome": "no worse than before", "class": "ok", "probes": []}
@@ -734,6 +579,6 @@ class Engine:
             raise StepFailed(
                 f"the old revision was {was} and is {verdict.outcome} ({verdict.cls}) now",
                 verdict=verdict,
-                log=self._log(),
+                log=verifier.log(),
             )
         return body

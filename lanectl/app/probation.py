@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
-from lanectl.app.engine import verdict_json
+from lanectl.app.documents import verdict_json
 from lanectl.app.gate import run_gate
 from lanectl.core.lane import Lane
 from lanectl.core.verdict import Result, Verdict

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from lanectl.app.change import adopt_text, adopted_row, deployed_file, recover, rendered, unified
-from lanectl.app.documents import Document, history_entry, iso
-from lanectl.app.engine import Say, verdict_json
+from lanectl.app.documents import Document, history_entry, iso, verdict_json
+from lanectl.app.engine import Say
 from lanectl.app.gate import GateRun, run_gate
 from lanectl.app.process import Lookout, Proof, same
 from lanectl.config import Config
