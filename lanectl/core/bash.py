@@ -19,7 +19,7 @@ from tree_sitter import Language, Node, Parser, Tree
 from lanectl.core.bash_commands import CommandRunner
 from lanectl.core.bash_state import Array, State, unknown
 from lanectl.core.bash_tests import arithmetic_command, pattern_matches, test_command
-from lanectl.core.bash_text import Hole, Text, Word
+from lanectl.core.bash_text import Hole, Text, Word, known
 from lanectl.core.bash_words import line
 from lanectl.core.command import WORDS
 
@@ -51,8 +51,8 @@ def walk(node: Node) -> Iterator[Node]:
 class Shell(CommandRunner):
     """Interprets one script. After `interpret`, `runs`, `notes` and `effects` say what it does."""
 
-    def __init__(self, source: str, embedded: bool = False, depth: int = 0) -> None:
-        super().__init__(source, embedded)
+    def __init__(self, source: str, frame: Text | None = None, depth: int = 0) -> None:
+        super().__init__(source, frame)
         self.tree = parse(source)
         self.depth = depth
         self.steps = 0
@@ -63,10 +63,12 @@ class Shell(CommandRunner):
         self.run_nodes([self.tree.root_node], [state or State()])
         self._find_unreached()
 
-    def run_text(self, text: str, state: State, line: int) -> None:
-        if self.depth >= 3:
+    def run_text(self, pieces: Text, state: State, line: int) -> None:
+        text = known(pieces)
+        if self.depth >= 3 or text is None:
             return
-        inner = Shell(text, embedded=True, depth=self.depth + 1)
+        # Places inside text inside text lead nowhere: such a command is shown, not edited.
+        inner = Shell(text, () if self.depth else pieces, self.depth + 1)
         inner.base_line = self.base_line or line
         inner.around = list(self.around)
         inner.rounds = [*self.rounds, line]
@@ -421,7 +423,7 @@ class Shell(CommandRunner):
             source = self.text(node)
             if "vllm" not in source and "serve" not in source:
                 continue
-            probe = Shell(source, embedded=True, depth=3)
+            probe = Shell(source, (), depth=3)
             probe.around = ["unreached"]
             probe.base_line = self.base_line or line(node)
             probe.rounds = [node.start_byte]

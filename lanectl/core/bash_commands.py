@@ -24,7 +24,6 @@ from lanectl.core.bash_text import (
     known,
     made,
     quoted,
-    words,
 )
 from lanectl.core.bash_words import WordReader, line
 from lanectl.core.command import WORDS, Location, basename, locate
@@ -56,8 +55,9 @@ class Run:
 
     `key` tells servers apart: the command and the calls and rounds it was reached through. `around`
     names what stands around it: `exec`, `loop`, `background`, `pipeline`. `sites` are the commands
-    that it and the function calls around it were written as, innermost first. `embedded`: the words
-    were read from text inside a word, and their places mean nothing.
+    that it and the function calls around it were written as, innermost first. `frame` is the text
+    inside a word (`bash -c 'text'`) that the command was read from, and all places are places in
+    it; None for a command of the file itself.
     """
 
     key: tuple[int, ...]
@@ -69,21 +69,21 @@ class Run:
     vars: dict[str, Value | None]
     exported: frozenset[str]
     prefix: dict[str, Text]
-    embedded: bool = False
+    frame: Text | None = None
     reached: bool = True
 
 
 class CommandRunner:
     """Runs simple commands. The control flow is in `lanectl.core.bash.Shell`."""
 
-    def __init__(self, source: str, embedded: bool = False) -> None:
+    def __init__(self, source: str, frame: Text | None = None) -> None:
         self.source = source
         self.notes = Notes()
         self.reader = WordReader(source, self.notes, self.capture)
         self.runs: list[Run] = []
         self.effects: list[tuple[str, ...]] = []
         self.visited: set[int] = set()
-        self.embedded = embedded
+        self.frame = frame
         self.around: list[str] = []
         self.rounds: list[int] = []
         self.sites: list[Site] = []
@@ -93,7 +93,7 @@ class CommandRunner:
     def run_nodes(self, nodes: Sequence[Node], states: list[State]) -> list[State]:
         raise NotImplementedError
 
-    def run_text(self, text: str, state: State, line: int) -> None:
+    def run_text(self, pieces: Text, state: State, line: int) -> None:
         raise NotImplementedError
 
     def text(self, node: Node) -> str:
@@ -173,7 +173,7 @@ class CommandRunner:
         stream: Stream = []
         for node in group:
             stream += self.reader.stream(node, state)
-        return words(stream, (group[0].start_byte, group[-1].end_byte))
+        return self.reader.split(stream, (group[0].start_byte, group[-1].end_byte), state)
 
     def assignments(self, nodes: Sequence[Node], state: State) -> None:
         for node in nodes:
@@ -335,8 +335,8 @@ class CommandRunner:
             return
         around = {*self.around, *place.via} | ({"exec"} if is_exec else set())
         if place.script is not None:
-            inner = known(found[place.script].pieces)
-            if inner is None:
+            inner = found[place.script].pieces
+            if known(inner) is None:
                 self.notes.find("opaque-script", line(node), found[place.script].shown)
                 return
             outer, self.around = self.around, sorted(around)
@@ -355,7 +355,7 @@ class CommandRunner:
                 vars=dict(state.vars),
                 exported=state.exported,
                 prefix={**_env_words(found, place), **prefix},
-                embedded=self.embedded,
+                frame=self.frame,
             )
         )
 
@@ -467,11 +467,11 @@ class CommandRunner:
         if source.startswith(_HARMLESS_EVALS):
             return
         self.notes.find("eval", line(node))
-        text = known(args[0].pieces) if len(args) == 1 else None
-        if len(args) > 1 and all(known(word.pieces) is not None for word in args):
-            text = " ".join(word.text for word in args)
-        if text is not None:
-            self.run_text(text, state.fork(), line(node))
+        text: list[Lit | Hole] = []
+        for number, word in enumerate(args):
+            text += (*(made(" ") if number else ()), *word.pieces)
+        if known(tuple(text)) is not None:
+            self.run_text(tuple(text), state.fork(), line(node))
         self._fog(state, "eval", line(node))
 
     def _fog(self, state: State, cause: str, at: int) -> None:

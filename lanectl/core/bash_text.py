@@ -25,7 +25,7 @@ expansion."""
 
 Kind = Literal["plain", "word", "words"]
 _MARK: Final = {"plain": PLAIN, "word": WORD, "words": WORDS}
-_BLANK: Final = " \t\n"
+BLANKS: Final = " \t\n"
 _GLOB: Final = "*?["
 
 
@@ -121,15 +121,15 @@ def expanded(pieces: Text) -> Text:
     )
 
 
-def words(stream: Stream, outer: tuple[int, int]) -> list[Word]:
+def words(stream: Stream, outer: tuple[int, int], blanks: str = BLANKS) -> list[Word]:
     """Brace expansion, word splitting and file name expansion of one argument."""
     found: list[Word] = []
     for part in _braces(stream):
-        found += _split(part, outer)
+        found += _split(part, outer, blanks)
     return found
 
 
-def _split(stream: Stream, outer: tuple[int, int]) -> list[Word]:
+def _split(stream: Stream, outer: tuple[int, int], blanks: str) -> list[Word]:
     found: list[Word] = []
     current: list[Lit | Hole] | None = None
     own: tuple[int, int] | None = None  # where the word stands by itself, if that is known
@@ -154,12 +154,12 @@ def _split(stream: Stream, outer: tuple[int, int]) -> list[Word]:
             at = 0
             text = piece.text
             while at < len(text):
-                if text[at] in _BLANK:
+                if text[at] in blanks:
                     flush()
                     at += 1
                     continue
                 stop = at
-                while stop < len(text) and text[stop] not in _BLANK:
+                while stop < len(text) and text[stop] not in blanks:
                     stop += 1
                 current = [*(current or []), piece.cut(at, stop)]
                 at = stop

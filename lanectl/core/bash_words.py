@@ -14,6 +14,7 @@ from tree_sitter import Node
 
 from lanectl.core.bash_state import ALWAYS_SET, Array, Notes, Place, State, Value, first, unknown
 from lanectl.core.bash_text import (
+    BLANKS,
     Break,
     Context,
     Hole,
@@ -48,7 +49,21 @@ class WordReader:
 
     def argument(self, node: Node, state: State) -> list[Word]:
         """The words that one argument becomes: none, one or several."""
-        return words(self.stream(node, state), (node.start_byte, node.end_byte))
+        return self.split(self.stream(node, state), (node.start_byte, node.end_byte), state)
+
+    def split(self, stream: Stream, outer: tuple[int, int], state: State) -> list[Word]:
+        """The words that a stream becomes under the path's IFS."""
+        if "IFS" not in state.vars:
+            return words(stream, outer)
+        blanks = known(first(state.vars["IFS"] or made(BLANKS)))
+        if blanks is None or blanks.strip(BLANKS):
+            stream = [
+                Hole(p.text, "IFS decides how it is split", 0, "words")
+                if isinstance(p, Lit) and p.mode == "expanded" and p.text
+                else p
+                for p in stream
+            ]
+        return words(stream, outer, blanks or "")
 
     def value(self, node: Node, state: State) -> Text:
         """What a word is worth where bash does not split: after `=`, in `case`, in `[[ ]]`."""
@@ -226,7 +241,7 @@ class WordReader:
         if name in ("@", "*"):
             if state.outer_args:
                 self.notes.find("script-arguments", line(node), name)
-            return self._items(state.params, in_quotes, joined=name == "*")
+            return self._items(state.params, state, in_quotes, joined=name == "*")
         value = self.lookup(name, state, node)
         if value is None:
             value = self._missing(name, node, state)
@@ -268,11 +283,17 @@ class WordReader:
     def _emit(self, pieces: Text, in_quotes: bool) -> Stream:
         return list(quoted(pieces) if in_quotes else expanded(pieces))
 
-    def _items(self, items: Sequence[Word], in_quotes: bool, joined: bool) -> Stream:
+    def _joiner(self, state: State) -> Text:
+        """What stands between the elements of `"${a[*]}"`: the first character of IFS."""
+        blanks = state.vars.get("IFS") or made(" ")
+        text = known(first(blanks))
+        return made(text[:1]) if text is not None else unknown("IFS is unknown", 0)
+
+    def _items(self, items: Sequence[Word], state: State, in_quotes: bool, joined: bool) -> Stream:
         result: Stream = []
         for number, item in enumerate(items):
             if joined:
-                result += made(" ") if number else ()
+                result += self._joiner(state) if number else ()
             else:
                 result.append(Break(item.spans[0] if item.spans and in_quotes else None))
             is_list = any(isinstance(p, Hole) and p.kind == "words" for p in item.pieces)
@@ -314,7 +335,7 @@ class WordReader:
         if value is None:
             value = self._missing(name, node, state) if index not in ("@", "*") else Array(())
         if isinstance(value, Array) and not operator:
-            return self._items(value.items, in_quotes, joined=index == "*")
+            return self._items(value.items, state, in_quotes, joined=index == "*")
         if isinstance(value, Array):
             return self._give_up(node)
         if operator:
@@ -412,7 +433,7 @@ class WordReader:
                     )
                 ]
             if isinstance(value, Array):
-                return self._items(value.items, in_quotes, joined=index == "*")
+                return self._items(value.items, state, in_quotes, joined=index == "*")
             return self._emit(value, in_quotes)
         if operator[-1] == "?":
             cause = f"{name} comes from outside: the script stops without it"

@@ -8,16 +8,16 @@ words it had, apart from those that the change is about.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final
 
-from lanectl.core.bash_commands import Run, Site
+from lanectl.core.bash_commands import Run
 from lanectl.core.bash_state import first
-from lanectl.core.bash_text import Hole, Lit, Text, Word, cut, known, write
+from lanectl.core.bash_text import Hole, Lit, known, write
 from lanectl.core.launcher_findings import Finding
-from lanectl.core.launcher_goals import Edit, Goal, Target, clean_env, goals
+from lanectl.core.launcher_goals import Edit, Goal, clean_env, goals
+from lanectl.core.launcher_patches import Patch, apply, candidates
 from lanectl.core.launcher_read import Group, Reading, own_words, utf8
 from lanectl.errors import EditRefused
 
@@ -25,16 +25,9 @@ _PROFILES: Final = (
     "set the launcher's own knobs with an `env` profile, or give the whole text with a `script` "
     "profile"
 )
+_BAD_JSON: Final = ("unquoted-json", "bad-json-quotes")
 _WATCHED_ENV: Final = ("VLLM_", "CUDA_", "NCCL_", "HF_", "TORCH", "PYTORCH_", "LD_")
 """Environment of the server that an edit of flags must leave as it is."""
-
-
-class Patch(NamedTuple):
-    """Put `text` in place of the source bytes [start, end)."""
-
-    start: int
-    end: int
-    text: str
 
 
 @dataclass(frozen=True)
@@ -83,8 +76,8 @@ def obstacle(reading: Reading, picked: Sequence[Group], port: int | None) -> Obs
         return Obstacle("this server is in a branch that the launcher's defaults never reach", line)
     if group.container:
         return Obstacle("the server runs in a container, which outlives its client", line)
-    if any(run.embedded for run in group.runs):
-        return Obstacle("the server's command stands inside a quoted text", line)
+    if any(run.frame == () for run in group.runs):
+        return Obstacle("the server's command stands in text within a text", line)
     return None
 
 
@@ -113,7 +106,7 @@ def _reach(reading: Reading, goal: Goal, port: int | None) -> Reading:
         return reading
     reason: str | None = None
     tried: set[tuple[Patch, ...]] = set()
-    for patches in _candidates(reading.text, group, goal):
+    for patches in candidates(reading.text, group, goal):
         ordered = tuple(sorted(set(patches)))
         if not ordered or ordered in tried:
             continue
@@ -126,7 +119,7 @@ def _reach(reading: Reading, goal: Goal, port: int | None) -> Reading:
         if failure is None:
             return after
         reason = reason or failure
-    line, cause = _cause(group, goal, reason)
+    line, cause = _cause(reading, group, goal, reason)
     raise EditRefused(
         f"{goal.label} cannot be proven to be {_asked(goal)}: {cause}",
         line=line,
@@ -140,20 +133,22 @@ def _asked(goal: Goal) -> str:
     return "set" if goal.value is True else utf8(str(goal.value))
 
 
-def _cause(group: Group, goal: Goal, reason: str | None) -> tuple[int, str]:
+def _cause(reading: Reading, group: Group, goal: Goal, reason: str | None) -> tuple[int, str]:
     """The line and the cause to name in a refusal."""
     for run in group.runs:
-        for word in run.words[run.index :]:
+        own = run.words[run.index :]
+        touched = {
+            at for target in goal.targets(own_words(run)) for at in range(target.start, target.end)
+        }
+        for at, word in enumerate(own):
             for piece in word.pieces:
-                if isinstance(piece, Hole) and piece.kind == "words":
+                if isinstance(piece, Hole) and (piece.kind == "words" or at in touched):
                     return piece.line or run.line, f"{utf8(piece.source)}: {utf8(piece.cause)}"
-    run = group.first
-    for target in goal.targets(own_words(run)):
-        for word in run.words[run.index + target.start : run.index + target.end]:
-            for piece in word.pieces:
-                if isinstance(piece, Hole):
-                    return piece.line or run.line, f"{utf8(piece.source)}: {utf8(piece.cause)}"
-    return run.line, reason or "there is no place for it in the script"
+    bad = next((f for f in reading.findings if f.code in _BAD_JSON), None)
+    if bad is not None:
+        return bad.line, bad.message
+    now = next((u for u in (goal.unmet(own_words(run)) for run in group.runs) if u), None)
+    return group.first.line, utf8(reason or now or "there is no place for it in the script")
 
 
 def _disproof(before: Reading, after: Reading, goal: Goal, port: int | None) -> str | None:
@@ -203,175 +198,6 @@ def _rest(run: Run, goal: Goal | None) -> tuple[object, ...]:
         if name.startswith(_WATCHED_ENV)
     }
     return tuple(words), tuple(sorted(run.around)), tuple(sorted(watched.items())), run.reached
-
-
-# Candidates
-
-
-def _candidates(text: str, group: Group, goal: Goal) -> Iterator[list[Patch]]:
-    """Lists of patches that may reach the goal, the ones that change least first."""
-    plans = [_Plan(run, goal) for run in group.runs]
-    if goal.value is False or goal.value is True or not all(plan.kept for plan in plans):
-        sites = max(len(run.sites) for run in group.runs)
-        inserts = [None] if goal.value is False else list(range(sites))
-        for site in inserts:
-            for level, gap in _DELETIONS:
-                added = [] if site is None else _insertions(text, group, goal, site)
-                removed = [
-                    p for plan in plans for p in plan.deletions(text, level, gap, keep=False)
-                ]
-                yield removed + added
-                if not any(plan.targets for plan in plans):
-                    break
-        return
-    for value_level in range(3):
-        for level, gap in _DELETIONS:
-            patches: list[Patch] = []
-            for plan in plans:
-                patch = plan.new_value(value_level)
-                if patch is None:
-                    break
-                patches += [patch, *plan.deletions(text, level, gap, keep=True)]
-            else:
-                yield patches
-    for site in range(max(len(run.sites) for run in group.runs)):
-        for level, gap in _DELETIONS:
-            removed = [p for plan in plans for p in plan.deletions(text, level, gap, keep=False)]
-            yield removed + _insertions(text, group, goal, site)
-
-
-_DELETIONS: Final = tuple((level, gap) for level in (0, 1) for gap in ("line", "after", "none"))
-"""Ways to delete words: the innermost or the outermost place, and what goes with it."""
-
-
-class _Plan:
-    """What has to happen to one run's words."""
-
-    def __init__(self, run: Run, goal: Goal) -> None:
-        self.words = run.words[run.index :]
-        self.goal = goal
-        self.targets = goal.targets(own_words(run))
-        self.kept: Target | None = next(
-            (t for t in reversed(self.targets) if t.value_at is not None), None
-        )
-
-    def new_value(self, level: int) -> Patch | None:
-        """Replace the kept value: its bytes (0), its own word (1) or the argument it is in (2)."""
-        if self.kept is None or self.kept.value_at is None:
-            return None
-        word, value = self.words[self.kept.value_at], str(self.goal.value)
-        if level == 0:
-            return _in_place(word, self.kept.offset, value)
-        if not word.spans:
-            return None
-        start, end = word.spans[0] if level == 1 else word.spans[-1]
-        head = word.text[: self.kept.offset]
-        return Patch(start, end, head + shlex.quote(value))
-
-    def deletions(self, text: str, level: int, gap: str, keep: bool) -> list[Patch]:
-        spans: set[tuple[int, int]] = set()
-        for target in self.targets:
-            if keep and target is self.kept:
-                continue
-            for word in self.words[target.start : target.end]:
-                if word.spans:
-                    spans.add(word.spans[0] if level == 0 else word.spans[-1])
-        return [_removal(text, start, end, gap) for start, end in _joined(text, sorted(spans))]
-
-
-def _in_place(word: Word, offset: int, value: str) -> Patch | None:
-    """Replace the value's own bytes, if they are one unbroken piece of source."""
-    if any(isinstance(piece, Hole) for piece in word.pieces):
-        return None
-    pieces: Text = cut(word.pieces, offset, len(word.text))
-    lits = [piece for piece in pieces if isinstance(piece, Lit)]
-    if not lits or any(lit.context != lits[0].context for lit in lits):
-        return None
-    if any(one.end != two.start for one, two in pairwise(lits)):
-        return None
-    written = write(value, lits[0].context)
-    return None if written is None else Patch(lits[0].start, lits[-1].end, written)
-
-
-def _joined(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Spans with only blanks between them become one."""
-    result: list[tuple[int, int]] = []
-    for start, end in spans:
-        if result and not text[result[-1][1] : start].replace("\\\n", "").strip(" \t\n"):
-            result[-1] = (result[-1][0], max(end, result[-1][1]))
-        else:
-            result.append((start, end))
-    return result
-
-
-def _removal(text: str, start: int, end: int, gap: str) -> Patch:
-    """Delete a range with the blanks that belong to it, so that no odd line is left."""
-    after = end
-    while text[after : after + 1] in (" ", "\t"):
-        after += 1
-    if gap == "none":
-        return Patch(start, end, "")
-    if gap == "after":
-        return Patch(start, after, "")
-    before = start
-    while text[before - 1 : before] in (" ", "\t"):
-        before -= 1
-    begins_line = text[before - 1 : before] == "\n"
-    rest = text[after:].split("\n", 1)[0]
-    ends_line = rest in ("", "\\") or rest.startswith("#")
-    opening = text[before - 1 : before]
-    if opening in ('"', "'") and text[after : after + 1] == opening:
-        return Patch(before, after, "")  # all that was in a string
-    if (begins_line and not ends_line) or opening in ("(", '"', "'"):
-        return Patch(start, after, "")
-    if begins_line:
-        before -= 1
-        if text[before - 1 : before] == "\\":
-            before -= 1
-            while text[before - 1 : before] in (" ", "\t"):
-                before -= 1
-    return Patch(before, end, "")
-
-
-def _insertions(text: str, group: Group, goal: Goal, number: int) -> list[Patch]:
-    """Add the flag at the end of a command, on a line of its own where the command has lines."""
-    value = goal.value if isinstance(goal.value, str) else None
-    words = goal.spelling if value is None else f"{goal.spelling} {shlex.quote(value)}"
-    result: list[Patch] = []
-    for run in group.runs:
-        if number >= len(run.sites):
-            return []
-        site = run.sites[number]
-        if goal.flag == "--model" and number == 0 and run.index >= 1:
-            at = run.words[run.index - 1].spans[-1][1]
-            is_serve = run.words[run.index - 1].text == "serve"
-            result.append(Patch(at, at, " " + (shlex.quote(str(value)) if is_serve else words)))
-            continue
-        end = site.items[-1][1]
-        result.append(Patch(end, end, _separator(text, site) + words))
-    return result
-
-
-def _separator(text: str, site: Site) -> str:
-    newline = text.rfind("\n", site.items[0][0], site.items[-1][0])
-    if newline < 1 or text[newline - 1] != "\\":
-        return " "
-    stop = newline + 1
-    while text[stop : stop + 1] in (" ", "\t"):
-        stop += 1
-    return " \\\n" + text[newline + 1 : stop]
-
-
-def apply(text: str, patches: Sequence[Patch]) -> str | None:
-    """The text with the patches; None where they overlap."""
-    result: list[str] = []
-    at = 0
-    for patch in sorted(patches):
-        if patch.start < at:
-            return None
-        result += (text[at : patch.start], patch.text)
-        at = patch.end
-    return "".join([*result, text[at:]])
 
 
 # The environment
@@ -462,6 +288,9 @@ def _check_all(
                 line=group.first.line,
                 next_step="ask for one value of each setting",
             )
+    bad = next((f for f in reading.findings if f.code in _BAD_JSON), None)
+    if bad is not None:
+        raise EditRefused(bad.message, line=bad.line, next_step="repair the JSON first")
     for name, value in env.items():
         cause = _env_unmet(reading, name, value, port)
         if cause is not None:

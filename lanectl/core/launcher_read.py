@@ -32,6 +32,9 @@ BLOCKING: Final = frozenset(
 )
 """Findings with which nothing about the script is proven, so no edit is."""
 
+_MISREAD: Final = BLOCKING - {"flags-not-reached", "bom", "empty-file"}
+"""Those of them with which the words read here may not be the words that bash passes."""
+
 
 @dataclass(frozen=True)
 class Server:
@@ -77,7 +80,11 @@ class Group:
         return self.settings.port == port
 
     def server(self) -> Server:
-        argv = tuple(shown(word) for word in self.first.words)
+        words = [shown(word) for word in self.first.words]
+        skip = 1 if words[0] == "exec" else 0
+        if skip and words[1:2] == ["-a"]:
+            skip = 3
+        argv = tuple(words[skip:])
         return Server(self.first.line, argv, self.settings.port)
 
 
@@ -147,6 +154,10 @@ class Reading:
         self.groups = _group(self.shell.runs)
         self.findings = self._findings()
 
+    def misread(self) -> bool:
+        """May bash pass other words than those read here?"""
+        return any(finding.code in _MISREAD for finding in self.findings)
+
     def blocking(self) -> Finding | None:
         return next((f for f in self.findings if f.code in BLOCKING), None)
 
@@ -194,9 +205,8 @@ class Reading:
             same = [o for o in parsed.named(name) if not o.path]
             if len(same) > 1:
                 message = f"{name} is there {len(same)} times: the last one wins. Remove the others"
-                yield Finding(
-                    "warning", "duplicate-flag", self._line(own[same[-1].start], run), message
-                )
+                line = self._line(own[same[-1].start], run)
+                yield Finding("warning", "duplicate-flag", line, message)
         for option in parsed.options:
             if option.path or not option.name.endswith(("-config", "-overrides", "-kwargs")):
                 continue
@@ -216,13 +226,13 @@ class Reading:
         word = own[option.end - 1]
         text = known(word.pieces)
         value = str(option.value)
-        if text is None or (not run.embedded and not word.spans) or MARKS & set(value):
+        if text is None or (run.frame is None and not word.spans) or MARKS & set(value):
             return
         if value.startswith("{") and _is_json(utf8(value)):
             return
         line = self._line(word, run)
         start, end = word.spans[-1]
-        source = "" if run.embedded else self.text[start:end]
+        source = "" if run.frame is not None else self.text[start:end]
         written = source.partition("=")[2] if option.inline else source
         if not (value.startswith(("{", "[")) or written.startswith(("{", '"{'))):
             return  # a file name, `None`, a plain word
@@ -240,7 +250,7 @@ class Reading:
             yield Finding("error", "bad-json-quotes", line, message)
 
     def _line(self, word: Word, run: Run) -> int:
-        if run.embedded or not word.spans:
+        if run.frame is not None or not word.spans:
             return run.line
         return self.text.count("\n", 0, word.spans[-1][0]) + 1
 
