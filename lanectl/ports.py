@@ -77,6 +77,22 @@ class Listener:
     pids: frozenset[int] | None
 
 
+@dataclass(frozen=True)
+class PathFacts:
+    """What a path is, links followed. `real` has every link resolved; `is_link` is of the end.
+
+    mode holds the permission bits with sticky and set-id; owner is the user's name, or the number.
+    """
+
+    real: str
+    mode: int
+    uid: int
+    gid: int
+    owner: str
+    is_link: bool
+    is_folder: bool
+
+
 class Host(Protocol):
     """The machine a lane runs on: its files, its shell, its processes."""
 
@@ -112,6 +128,9 @@ class Host(Protocol):
 
     def exists(self, path: str) -> bool:
         """Whether the path names a file, links followed."""
+
+    def stat_path(self, path: str) -> PathFacts | None:
+        """What the path is; None when absent. Refused when it may not be looked at."""
 
     def save_unlinked(self, pid: int, path: str, at: datetime) -> str | None:
         """Copy what `pid` still holds open of the deleted file `path` to a private file beside it.

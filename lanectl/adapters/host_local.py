@@ -29,7 +29,7 @@ from lanectl.adapters import launcher_lock, procfs, script_check
 from lanectl.adapters.refusal import refusal
 from lanectl.core.lane import digest
 from lanectl.errors import ConfigError, Drift, Refused
-from lanectl.ports import Backup, LauncherFile, Listener, Process, ScriptCheck
+from lanectl.ports import Backup, LauncherFile, Listener, PathFacts, Process, ScriptCheck
 
 SIZE_LIMIT = 1 << 20
 """A launcher larger than this many bytes is something else."""
@@ -254,6 +254,24 @@ class LocalHost:
                 "nothing changed",
                 next_step=f"look with `lanectl diff`, then --accept-drift {found} to overwrite it",
             )
+
+    def stat_path(self, path: str) -> PathFacts | None:
+        try:
+            info = Path(path).stat()
+            real = str(Path(path).resolve())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise refusal("cannot look at", path, error) from error
+        return PathFacts(
+            real=real,
+            mode=stat.S_IMODE(info.st_mode),
+            uid=info.st_uid,
+            gid=info.st_gid,
+            owner=_user(info.st_uid),
+            is_link=os.path.islink(path),  # noqa: PTH114
+            is_folder=stat.S_ISDIR(info.st_mode),
+        )
 
     # -------------------------------------------------------------------------------------- backups
 
