@@ -1,4 +1,4 @@
-"""A streaming detector of one short unit repeated without end; the smoke gate and the guard share it.
+"""A streaming detector of a short unit repeated without end; smoke gate and guard share it.
 
 The rule (design section 5, field note 4: judge runs at the tail, not shares of the whole text)
     A text floods once its tail is one unit of `p` characters repeated `repeats_needed(p)` times:
