@@ -382,16 +382,17 @@ class Rig:
                     raise TimeoutError(f"nothing listens on {self.port}: {error}\n{log}") from error
             time.sleep(0.005)
 
-    def command(self, *words: str) -> list[str]:
-        """The command line of a lanectl command against this rig."""
-        return [sys.executable, "-m", "lanectl", "--config", str(self.config), *words]
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a lanectl command needs to find itself and this rig's configuration."""
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        return {**os.environ, "PYTHONPATH": path, "LANECTL_CONFIG": str(self.config)}
 
     def run(self, *words: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Run a lanectl command against this rig, to its end."""
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         return subprocess.run(
-            self.command(*words),
-            env={**os.environ, "PYTHONPATH": path},
+            [sys.executable, "-m", "lanectl", *words],
+            env=self.environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
