@@ -57,9 +57,9 @@ def configuration_file(supervisord_pid: int) -> Path | None:
         return None
     # `/usr/bin/supervisord`, or `python -m supervisor.supervisord`.
     names = [Path(word).name.removeprefix("supervisor.") for word in process.argv]
-    script = next((at for at, name in enumerate(names) if name.startswith("supervisord")), None)
-    if script is None:
+    if "supervisord" not in names:
         return None
+    script = names.index("supervisord")
     cwd = Path(os.readlink(f"/proc/{supervisord_pid}/cwd"))  # noqa: PTH115
     options, _ = getopt.getopt(list(process.argv[script + 1 :]), _SHORT_OPTIONS, _LONG_OPTIONS)
     for option, value in options:

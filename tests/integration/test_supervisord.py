@@ -78,6 +78,7 @@ INCLUDED = """
     [program:extra]
     command=sleep 1000
     directory=%(here)s
+    environment=HERE="%(here)s"
     autostart=false
     autorestart=false
     killasgroup=true
@@ -97,13 +98,13 @@ class Running:
             self.port = probe.getsockname()[1]
         (folder / "more").mkdir()
         (folder / "norun.sh").write_text("#!/bin/sh\n")
-        (folder / "supervisord.conf").write_text(textwrap.dedent(CONF).format(port=self.port))
+        (folder / "lanes.conf").write_text(textwrap.dedent(CONF).format(port=self.port))
         (folder / "more" / "extra.conf").write_text(textwrap.dedent(INCLUDED))
         self.start()
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "supervisor.supervisord", "-c", "supervisord.conf"],
+            [sys.executable, "-m", "supervisor.supervisord", "-c", "lanes.conf"],
             cwd=self.folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -239,6 +240,8 @@ def test_settings_from_an_included_file_a_group_and_a_numbered_program(
     assert (extra.stop_as_group, extra.kill_as_group, extra.auto_restart) == (False, True, "false")
     assert (extra.start_secs, extra.stop_wait_secs, extra.stop_signal) == (3.0, 7.0, signal.SIGINT)
     assert (extra.directory, extra.auto_start) == (str(running.folder / "more"), False)
+    assert extra.environment is not None
+    assert extra.environment["HERE"] == str(running.folder / "more")
     alpha = client.settings("pack:alpha")
     assert (alpha.stop_as_group, alpha.auto_restart) == (False, "unexpected")
     assert (alpha.redirect_stderr, alpha.stderr_log) == (True, "")
@@ -406,7 +409,7 @@ def test_stopped_supervisord_is_unreachable_in_time(running: Running) -> None:
     client.pid()
     os.kill(running.process.pid, signal.SIGSTOP)
     try:
-        for caller in (client, running.client(timeout_s=0.5)):
+        for caller in (client, client, running.client(timeout_s=0.5)):
             before = time.monotonic()
             with pytest.raises(Unreachable, match=r"did not answer within 0\.5 s") as caught:
                 caller.programs()
