@@ -106,9 +106,9 @@ def _bring_up_to_date(database: Database, name: str) -> None:
         if _stamp(connection, name) == schema.HEAD:
             return
     with database.write() as connection:
-        # The write lock is held from here on: of two processes the second finds the work done.
-        if _stamp(connection, name) != schema.HEAD:
-            _upgrade(connection, name)
+        # All in one transaction under the write lock: of two processes that get here at once, the
+        # second waits, and then Alembic finds nothing left to do.
+        _upgrade(connection, name)
 
 
 def _stamp(connection: Connection, name: str) -> str | None:

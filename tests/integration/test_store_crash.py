@@ -109,6 +109,24 @@ def test_four_open_a_fresh_store_and_race_for_the_lane(tmp_path: Path) -> None:
         store.close()
 
 
+def test_first_openings_that_collide_try_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one race of hundreds SQLite says "locked" at once, without its wait; here always."""
+
+    class Colliding(sqlite3.Connection):
+        refusals = 3
+
+        def execute(self, sql: str, *more: Any) -> sqlite3.Cursor:
+            if "journal_mode" in sql and self.refusals:
+                self.refusals -= 1
+                raise sqlite3.OperationalError("database is locked")
+            return super().execute(sql, *more)
+
+    assert database._use_wal(sqlite3.connect(path, factory=Colliding)) == "wal"
+    monkeypatch.setattr(database, "BUSY_S", 0.0)
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        database._use_wal(sqlite3.connect(path, factory=Colliding))
+
+
 def write_many(pipe: Connection, url: str, count: int) -> None:
     store = open_store(url)
     for number in range(count):
@@ -131,6 +149,7 @@ def test_a_follower_reads_while_another_writes(store: SqlStore, path: Path) -> N
     other.execute("BEGIN EXCLUSIVE")
     other.execute("UPDATE switches SET abort_asked = 'not committed yet'")
     assert store.abort_asked(switch_id) is None
+    open_store(f"sqlite:///{path}").close()  # nor does opening wait for the writer
     row = store.switch(switch_id)
     assert row is not None and row.phase is Phase.PREPARING
     other.execute("COMMIT")
@@ -161,8 +180,9 @@ def test_a_killed_writer_loses_nothing_it_acknowledged(url: str, path: Path) -> 
     dice = random.Random(7)
     for _ in range(12):
         process, pipe = fork(journal, url)
-        acknowledged.append(pipe.recv())
-        time.sleep(dice.uniform(0, 0.1))
+        for _ in range(dice.randint(1, 12)):
+            acknowledged.append(pipe.recv())
+        time.sleep(dice.uniform(0, 0.01))  # so that it dies in the midst of any step
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         while pipe.poll():
@@ -171,7 +191,6 @@ def test_a_killed_writer_loses_nothing_it_acknowledged(url: str, path: Path) -> 
             except EOFError:
                 break
         check_whole(path)
-    assert len(acknowledged) > 50
     store = open_store(url, create=False)
     for switch_id, phase in acknowledged:
         row = store.switch(switch_id)

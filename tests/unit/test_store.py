@@ -326,6 +326,7 @@ def test_phase_times_are_medians_of_the_last_finished(store: SqlStore) -> None:
     for seconds in (1000.0, 1.0, 2.0, 30.0):
         run(seconds)
     run(500.0, lane="other")
+    assert store.phase_times("q", last=3) == {Phase.PREPARING: 2.0}
     run(9999.0, close=False)
     assert store.phase_times("q", last=3) == {Phase.PREPARING: 2.0}
     assert store.phase_times("q") == {Phase.PREPARING: 16.0}
@@ -371,7 +372,7 @@ def test_times_come_back_in_utc(store: SqlStore) -> None:
 # ---------------------------------------------------------------------------------------- probation
 
 
-def test_probation_runs_is_extended_and_ends(store: SqlStore) -> None:
+def test_probation_runs_is_extended_and_ends(store: SqlStore, path: Path) -> None:
     assert store.probation("q") is None
     store.end_probation("q", "nothing runs")
     probation = Probation("s-000001-abcd", NOW, 42, 1700000000.25, None)
@@ -382,8 +383,10 @@ def test_probation_runs_is_extended_and_ends(store: SqlStore) -> None:
     assert store.probation("q") == replace(probation, ends_at=NOW + timedelta(minutes=5))
     store.end_probation("q", "stable")
     assert store.probation("q") is None and store.probation("other") is not None
-    store.extend_probation("s-000001-abcd", NOW)  # ended meanwhile: stays ended
-    assert store.probation("q") is None
+    store.extend_probation("s-000001-abcd", NOW)  # ended meanwhile: stays as it was
+    with sqlite3.connect(path) as connection:
+        found = "SELECT ended, ends_at FROM probations WHERE lane = 'q'"
+        assert connection.execute(found).fetchall() == [("stable", "2026-03-29 01:35:00.123456")]
 
 
 def test_a_new_probation_ends_the_one_before(store: SqlStore, path: Path) -> None:
