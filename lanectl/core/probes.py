@@ -51,9 +51,12 @@ TEMPLATE_TOKENS = 1536
 MARGIN_TOKENS = 32
 PREFIX_CHARS = 2000
 """The beginning that the cold, hot and A, B, A prompts share; some dozens of 16-token blocks."""
+BRANCH_CHARS = 240
+"""What a prompt of A, B, A has for itself."""
 CHARS_PER_TOKEN = 6
 """More characters than a token of ordinary text holds: to be sure of filling cache blocks."""
 LEAST_TOKENS = 64
+LEAST_CHARS = 64
 STALL_S = 30.0
 """The longest silence between two events; half of the time limit where that is less."""
 CANCEL_AFTER = 8
@@ -114,6 +117,10 @@ class ProbeMaker:
         offered = (STATUS, PING) if tool == STATUS else (tool,)
         return self._request(name, messages, offered, tool, thinking, cancel_after)
 
+    def branch(self, name: str, which: str, nonce: str) -> ProbeRequest:
+        """A call whose prompt begins like every other of this `nonce` and then goes its own way."""
+        return self.call(name, nonce, user=filler(f"{nonce}-{which}", BRANCH_CHARS) + "\n")
+
     def after_result(self, name: str, nonce: str) -> ProbeRequest:
         """The turn after the tool's result: words, or another well-formed call."""
         # Some templates want an id of nine letters and digits, and content that is a string.
@@ -136,7 +143,7 @@ class ProbeMaker:
         if self.max_model_len is not None:
             room = self.max_model_len - min(self._cap(None), self.max_model_len // 4)
             chars = min(chars, self.yardstick.chars_at_most(room))
-        return self.call(name, nonce, chars=max(int(chars * share), 1))
+        return self.call(name, nonce, chars=max(int(chars * share), LEAST_CHARS))
 
     def wider(self, request: ProbeRequest, times: int = 4) -> ProbeRequest | None:
         """The same with so many times the token cap, as far as there is room; None for none."""

@@ -217,7 +217,8 @@ def _received(reply: Reply) -> str:
 # ------------------------------------------------------------------------ calls left in the text
 
 # Call markup of the chat formats that vLLM parses: Hermes and Qwen, Qwen-Coder and MiniMax, Llama,
-# Mistral, DeepSeek (with wide bars and a low line of its own), GLM, Kimi, Phi, Granite, Cohere, gpt-oss.
+# Mistral, DeepSeek (with wide bars and a low line of its own), GLM, Kimi, Phi, Granite, Cohere,
+# gpt-oss.
 _MARKUP = re.compile(
     r"""</?tool_calls?> | <\|/?tool_(?:call|calls|call_begin|calls_section|response)[a-z_]*\|>
       | <function[=_\s] | </function> | <parameter= | <invoke\b | <minimax:tool_call>
