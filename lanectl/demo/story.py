@@ -8,7 +8,6 @@ returns 1 when anything was not as the story says, so that `make demo` can fail.
 from __future__ import annotations
 
 import hashlib
-import json
 import shlex
 import subprocess
 import sys
@@ -53,8 +52,9 @@ The stand-in lane is still running, in {folder}. Try:
   lanectl status
   lanectl switch {lane} throughput              refused: that revision was rolled away from
   lanectl switch {lane} throughput --barred-ok  its gate fails again, and it is undone again
-  lanectl rollback {lane}                       the command for an incident
-  lanectl doctor {lane}
+  lanectl rollback {lane}                       for an incident; here it leads back to MTP on
+  lanectl doctor {lane}                         what speaks against MTP on this lane
+  lanectl switch {lane} reliability             repaired again
 
 To end it:
 
@@ -115,7 +115,6 @@ class Story:
             "the running command line has no speculation",
             "serve" in words and "--speculative-config" not in words,
         )
-        self.check_status("reliability")
         look("The digests, the backup, the pids, and `others untouched`.")
 
     def relapse(self) -> None:
@@ -127,19 +126,21 @@ class Story:
         self.check(f"the launcher is {good[:12]} again", digest(rig.launcher) == good)
         self.check("MTP is off again", "--speculative-config" not in self.running())
         self.check(f"{BYSTANDER} was not touched", same(other, rig.program(BYSTANDER)))
-        self.check_status("reliability")
         look("Nobody typed a rollback. The revision that failed is barred from now on.")
 
         chapter("6. What is left of it")
-        self.type("status", LANE)
-        code, _ = self.type("history", LANE)
+        code, told = self.type("history", LANE)
         self.check("history exits 0", code == 0)
-        entries = self.ask("history", LANE)
-        told = [(entry["to"]["profile"], entry["phase"]) for entry in entries]
         self.check(
-            "history tells both switches, newest first",
-            told == [("throughput", "rolled-back"), ("reliability", "committed")],
+            "and tells both switches, newest first",
+            -1 < told.find("rolled-back") < told.find("committed"),
         )
+        code, told = self.type("status", LANE)
+        self.check("status exits 0", code == 0)
+        lane = [LANE, "reliability", digest(rig.launcher)[:12], "stable", "RUNNING", "ready"]
+        rows = [line.split() for line in told.splitlines()]
+        # Whatever else is to be said of a lane (drift, quarantine) gets a line of its own.
+        self.check("one line for the lane: all is well", len(rows) == 2 and rows[1][:6] == lane)
 
     # ---------------------------------------------------------------------------------- the means
 
@@ -164,25 +165,11 @@ class Story:
         limit.cancel()
         return process.returncode, output
 
-    def ask(self, *words: str) -> list[dict[str, Any]]:
-        """The list that a command prints as JSON; empty when it printed none."""
-        try:
-            found = json.loads(self.rig.run("--json", *words).stdout)
-        except ValueError:
-            return []
-        return found if isinstance(found, list) else []
-
     def check(self, what: str, true: bool) -> None:
         """Say that it is so, or note that it is not."""
         print(paint(f"  [{'ok' if true else 'NOT SO'}] {what}", "green" if true else "red"))
         if not true:
             self.wrong.append(what)
-
-    def check_status(self, profile: str) -> None:
-        lanes = self.ask("status", LANE) or [{}]
-        told = {key: lanes[0].get(key) for key in ("profile", "stable", "drift", "ready")}
-        wanted = {"profile": profile, "stable": True, "drift": False, "ready": True}
-        self.check(f"status: {profile}, stable, no drift, ready", told == wanted)
 
     def running(self) -> list[str]:
         """The command line of the lane's process, as the kernel has it; empty when it is down."""
