@@ -207,12 +207,18 @@ class Rig:
         return self.config
 
     def _write_wrapper(self) -> None:
-        """The `vllm` on the lane's PATH; in `/proc` it looks as in an environment of vLLM's own."""
+        """The `vllm` on the lane's PATH; in `/proc` it looks as in an environment of vLLM's own.
+
+        It is one, without packages: importing those that the interpreter has elsewhere can take
+        longer than all of the stand-in's start.
+        """
         folder = self._runtime / "bin"
         folder.mkdir(exist_ok=True)
-        python = folder / "python"
+        python, real = folder / "python", Path(sys.executable).resolve()
         python.unlink(missing_ok=True)
-        python.symlink_to(sys.executable)
+        python.symlink_to(real)
+        settings = f"home = {real.parent}\ninclude-system-site-packages = false\n"
+        (self._runtime / "pyvenv.cfg").write_text(settings)
         wrapper = folder / "vllm"
         wrapper.write_text(
             f"#!{python}\n# A stand-in, not vLLM.\nimport sys\n\n"
