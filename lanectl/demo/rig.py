@@ -222,6 +222,9 @@ class Rig:
         wrapper = folder / "vllm"
         wrapper.write_text(
             f"#!{python}\n# A stand-in, not vLLM.\nimport sys\n\n"
+            # Compiled once for all starts, also where Python is told to keep no compiled files.
+            f"sys.pycache_prefix = {str(self._runtime / 'pycache')!r}\n"
+            "sys.dont_write_bytecode = False\n"
             f"sys.path.insert(0, {str(ROOT)!r})\n"
             "from lanectl.demo.standin import main\n\nsys.exit(main())\n"
         )

@@ -4,7 +4,7 @@
         [--speculative-config JSON] [--standin-mode MODE,MODE] ...
 
 It takes the flags of `vllm serve`, answers like one, prints a boot log like one, and says in its
-first line what it is. It listens some 40 ms after exec, because a benchmark starts it hundreds of
+first line what it is. It listens some 30 ms after exec, because a benchmark starts it hundreds of
 times: hence no dependency, no argparse, no asyncio, and `typing` for the type checker only.
 `standin_modes.py` lists in how many ways it can be wrong.
 """
