@@ -305,10 +305,14 @@ def _bad_arguments(call: ToolCall, schema: Mapping[str, Any], reply: Reply) -> J
         return judged(cls, f"arguments are no JSON: {_quoted(text)}")
     if not isinstance(value, dict):
         return judged(ReplyClass.INVALID_ARGUMENTS, f"arguments are no object: {_quoted(text)}")
-    if misfit := next(_validator(json.dumps(schema)).iter_errors(value), None):
-        told = f"{_quoted(text)} does not fit the schema: {_quoted(misfit.message)}"
-        return judged(ReplyClass.INVALID_ARGUMENTS, told)
-    return None
+    try:
+        misfit = next(_validator(json.dumps(schema)).iter_errors(value), None)
+    except RecursionError:
+        return judged(ReplyClass.INVALID_ARGUMENTS, f"arguments too deep: {_quoted(text)}")
+    if misfit is None:
+        return None
+    told = f"{_quoted(text)} does not fit the schema: {_quoted(misfit.message)}"
+    return judged(ReplyClass.INVALID_ARGUMENTS, told)
 
 
 def _is_cut(text: str, error: ValueError | RecursionError) -> bool:
