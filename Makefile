@@ -4,6 +4,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
+# Some environments forbid writing bytecode, which makes every start of lanectl compile anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test check bench test-vllm docs clean
 
 $(STAMP): pyproject.toml requirements-dev.lock

@@ -422,7 +422,12 @@ class Store(Protocol):
     def adopt(self, revision: Revision, at: datetime) -> None:
         """Record base, revision and the lane's current digest in one transaction."""
 
-    def set_current(self, lane: str, sha256: str) -> None: ...
+    def set_current(self, lane: str, sha256: str, profile: str | None = None) -> None:
+        """Make a known revision the lane's current one; `profile`: the name it was asked by.
+
+        Two profiles can render to one digest: the revision goes by the name asked for last.
+        """
+
     def set_quarantine(self, lane: str, reason: str | None) -> None: ...
     def save_revision(self, revision: Revision) -> None:
         """Insert if the lane has none of that digest; standing of a known one is kept."""

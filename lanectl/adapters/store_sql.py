@@ -83,11 +83,14 @@ class SqlStore:
                 _change(connection, _one_revision(lane, sha256).values(stable=True), sha256)
             _make_newest(connection, lane, sha256)
 
-    def set_current(self, lane: str, sha256: str) -> None:
+    def set_current(self, lane: str, sha256: str, profile: str | None = None) -> None:
         with self._database.write() as connection:
             # First the lane's row: it is the lock under which the lane's revisions count up.
             _change(connection, _one_lane(lane).values(current_sha256=sha256), lane)
             _make_newest(connection, lane, sha256)
+            if profile is not None:
+                named = _one_revision(lane, sha256).values(profile=profile)
+                _change(connection, named, sha256)
 
     def set_quarantine(self, lane: str, reason: str | None) -> None:
         with self._database.write() as connection:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from lanectl.app.engine import PREEMPTED, Engine, Say
@@ -88,6 +88,7 @@ def run(
         recover(ports, lane, say, preempted=preempt)
         plan = make_plan()
         if isinstance(plan, Unchanged):
+            ports.store.set_current(lane.name, plan.revision.sha256, plan.revision.profile)
             return plan
         row = ports.store.open_switch(plan, ports.clock.now())
         ports.store.end_probation(lane.name, f"ended by {row.id}")
@@ -206,7 +207,7 @@ def plan_switch(
     current = ports.store.revision(lane.name, deployed.sha256)
     profile = config.profile(lane, name)
     if revision.sha256 == deployed.sha256 and is_as_asked(ports, lane, deployed, profile):
-        return Unchanged(revision)
+        return Unchanged(replace(revision, profile=name))
     ports.store.save_revision(revision)
     return Plan(
         kind=Kind.SWITCH,

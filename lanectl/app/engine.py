@@ -171,7 +171,7 @@ class Engine:
         store, plan, lane = self.ports.store, self.plan, self.lane.name
         moved = plan.from_sha256 != plan.to_sha256
         if phase is Phase.COMMITTED:
-            store.set_current(lane, plan.to_sha256)
+            store.set_current(lane, plan.to_sha256, plan.to_profile)
             proven = plan.gate in ("switch", "soak") and self.lane.probation_s == 0
             if proven and plan.kind is not Kind.ROLLBACK:
                 store.set_stable(lane, plan.to_sha256, True)
