@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import NoReturn
 
-STOP_GRACE_S = 0.2
-"""How long a stop waits for the cut requests to be told `abort`."""
+STOP_GRACE_S = 1.0
+"""How long a stop waits at most for the cut requests to be told `abort`."""
 
 
 def say(text: str, level: str = "INFO") -> None:
