@@ -60,8 +60,11 @@ class Shell(CommandRunner):
 
     def interpret(self, state: State | None = None) -> None:
         """Follow all paths, then look at the commands that none of them reached."""
-        self.run_nodes([self.tree.root_node], [state or State()])
-        self._find_unreached()
+        try:
+            self.run_nodes([self.tree.root_node], [state or State()])
+            self._find_unreached()
+        except RecursionError:
+            self.notes.find("too-deep", 1)
 
     def run_text(self, pieces: Text, state: State, line: int) -> None:
         text = known(pieces)
@@ -74,7 +77,8 @@ class Shell(CommandRunner):
         inner.rounds = [*self.rounds, line]
         inner.interpret(state)
         self.runs += inner.runs
-        self.notes.found += [(code, line, detail) for code, _, detail in inner.notes.found]
+        for code, _, detail in inner.notes.found:
+            self.notes.find(code, line, detail)
 
     def run_nodes(self, nodes: Sequence[Node], states: list[State]) -> list[State]:
         for node in nodes:

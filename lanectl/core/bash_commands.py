@@ -15,6 +15,7 @@ from tree_sitter import Node
 from lanectl.core.bash_state import Array, Notes, Place, State, Value, first, unknown
 from lanectl.core.bash_tests import test_words
 from lanectl.core.bash_text import (
+    MAX_PIECES,
     Hole,
     Lit,
     Stream,
@@ -133,6 +134,10 @@ class CommandRunner:
             value = Array((head, *old.items[1:]))
         elif appends and old is not None:
             value = first(old) + first(value)
+        if isinstance(value, Array) and len(value.items) > MAX_PIECES:
+            value = Array((Word(self._open("the array is too long", node)),))
+        elif not isinstance(value, Array) and len(value) > MAX_PIECES:
+            value = unknown("the value is too long", line(node), name)
         return name, value
 
     def _open(self, cause: str, node: Node) -> Text:
@@ -145,6 +150,8 @@ class CommandRunner:
             if self.text(group[0]).startswith("["):
                 return Array((Word(self._open("an array with keys", node)),))
             items += self._group_words(group, state)
+        if len(items) > MAX_PIECES:
+            return Array((Word(self._open("the array is too long", node)),))
         return Array(tuple(items))
 
     def _groups(self, nodes: Sequence[Node], start: int, stop: int) -> list[list[Node]]:
@@ -273,12 +280,10 @@ class CommandRunner:
             if gap and at <= inner.start_byte:
                 self.notes.find("unread", line(inner), gap)
             at = max(at, inner.end_byte)
-        rest = self.source[at:]
-        stop = 0
-        while stop < len(rest) and (rest[stop] in " \t" or rest.startswith("\\\n", stop)):
-            stop += 2 if rest[stop] == "\\" else 1
-        if rest[stop : stop + 1] == "\\":
-            self.notes.find("unread", self.source.count("\n", 0, at + stop) + 1, "\\")
+        while self.source[at : at + 1] in (" ", "\t") or self.source.startswith("\\\n", at):
+            at += 2 if self.source[at] == "\\" else 1
+        if self.source[at : at + 1] == "\\":
+            self.notes.find("unread", self.source.count("\n", 0, at) + 1, "\\")
 
     def _word_groups(self, items: Sequence[Node]) -> list[list[Node]]:
         groups: list[list[Node]] = []

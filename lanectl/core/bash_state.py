@@ -68,26 +68,22 @@ class Place:
 
 @dataclass
 class Notes:
-    """What was met on all paths: defaults used, values assigned, values read, findings."""
+    """What was met on all paths: defaults used, values assigned, values read, findings. The
+    dictionaries without values are ordered sets."""
 
-    defaults: dict[str, list[Place]] = field(default_factory=dict)
-    assigned: dict[str, list[Place]] = field(default_factory=dict)
+    defaults: dict[str, dict[Place, None]] = field(default_factory=dict)
+    assigned: dict[str, dict[Place, None]] = field(default_factory=dict)
     reads: dict[str, list[Text]] = field(default_factory=dict)
-    found: list[tuple[str, int, str]] = field(default_factory=list)
+    found: dict[tuple[str, int, str], None] = field(default_factory=dict)
 
     def default(self, name: str, place: Place) -> None:
-        places = self.defaults.setdefault(name, [])
-        if place not in places:
-            places.append(place)
+        self.defaults.setdefault(name, {})[place] = None
 
     def assign(self, name: str, place: Place) -> None:
-        places = self.assigned.setdefault(name, [])
-        if place not in places:
-            places.append(place)
+        self.assigned.setdefault(name, {})[place] = None
 
     def find(self, code: str, line: int, detail: str = "") -> None:
-        if (code, line, detail) not in self.found:
-            self.found.append((code, line, detail))
+        self.found[code, line, detail] = None
 
 
 def unknown(cause: str, line: int, source: str = "?") -> Text:

@@ -26,6 +26,9 @@ expansion."""
 Kind = Literal["plain", "word", "words"]
 _MARK: Final = {"plain": PLAIN, "word": WORD, "words": WORDS}
 BLANKS: Final = " \t\n"
+MAX_PIECES: Final = 5_000
+"""Values longer than this (a script can double one many times) are not followed."""
+_MAX_BRACES: Final = 200
 _GLOB: Final = "*?["
 
 
@@ -126,6 +129,8 @@ def words(stream: Stream, outer: tuple[int, int], blanks: str = BLANKS) -> list[
     found: list[Word] = []
     for part in _braces(stream):
         found += _split(part, outer, blanks)
+    if len(found) > MAX_PIECES:
+        return [Word((Hole("…", "it becomes too many words", 0, "words"),), (outer,))]
     return found
 
 
@@ -199,7 +204,7 @@ def _globs(pieces: Text) -> Text:
     return tuple(result)
 
 
-def _braces(stream: Stream) -> list[Stream]:
+def _braces(stream: Stream, budget: int = _MAX_BRACES) -> list[Stream]:
     """Expand the first `{a,b}` of an argument, and so on in what comes out."""
     items = [
         (index, at, char)
@@ -208,6 +213,8 @@ def _braces(stream: Stream) -> list[Stream]:
         for at, char in enumerate(piece.text)
         if char in "{},"
     ]
+    if len(items) > _MAX_BRACES:
+        return [[Hole("{…}", "braces become too many words", 0, "words")]]
     for number, (index, at, char) in enumerate(items):
         if char != "{":
             continue
@@ -227,7 +234,12 @@ def _braces(stream: Stream) -> list[Stream]:
         results: list[Stream] = []
         for (one_index, one_at), two in pairwise(cuts):
             middle = _slice(stream, (one_index, one_at + 1), two)
-            results += _braces([*before, *middle, *after])
+            budget -= 1
+            if budget < 0:
+                return [[Hole("{…}", "braces become too many words", 0, "words")]]
+            some = _braces([*before, *middle, *after], budget)
+            budget -= len(some)
+            results += some
         return results
     return [stream]
 

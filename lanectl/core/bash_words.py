@@ -15,6 +15,7 @@ from tree_sitter import Node
 from lanectl.core.bash_state import ALWAYS_SET, Array, Notes, Place, State, Value, first, unknown
 from lanectl.core.bash_text import (
     BLANKS,
+    MAX_PIECES,
     Break,
     Context,
     Hole,
@@ -74,6 +75,8 @@ class WordReader:
                     result += made(" ")
             else:
                 result.append(piece)
+        if len(result) > MAX_PIECES:
+            return unknown("the value is too long", line(node), self._text(node))
         return quoted(tuple(p for p in result if isinstance(p, Hole) or p.text))
 
     def is_quoted(self, node: Node) -> bool:
@@ -242,6 +245,9 @@ class WordReader:
             if state.outer_args:
                 self.notes.find("script-arguments", line(node), name)
             return self._items(state.params, state, in_quotes, joined=name == "*")
+        if name[:1].isdigit() and len(name) > 1:  # `$10` is `$1` and a 0
+            rest = Lit(name[1:], node.start_byte + 2, node.end_byte, "bare", "quoted")
+            return [*self._variable(node, name[0], state, in_quotes), rest]
         value = self.lookup(name, state, node)
         if value is None:
             value = self._missing(name, node, state)
@@ -259,7 +265,7 @@ class WordReader:
 
     def lookup(self, name: str, state: State, node: Node) -> Value | None:
         """A variable's value; None where the script leaves it unset."""
-        if name.isdigit() and name != "0":
+        if name.isdigit() and int(name):
             at = int(name) - 1
             if at < len(state.params) and not any(WORDS in w.text for w in state.params):
                 return state.params[at].pieces

@@ -211,9 +211,9 @@ def _set_env(reading: Reading, name: str, value: str, port: int | None) -> Readi
     notes = reading.shell.notes
     defaults = [
         Patch(p.start, p.end, write(value, "dq-default" if p.in_quotes else "default") or "")
-        for p in notes.defaults.get(name, [])
+        for p in notes.defaults.get(name, ())
     ]
-    assigned = [Patch(p.start, p.end, shlex.quote(value)) for p in notes.assigned.get(name, [])]
+    assigned = [Patch(p.start, p.end, shlex.quote(value)) for p in notes.assigned.get(name, ())]
     words = [
         Patch(piece.start, piece.end, shlex.quote(value))
         for run in group.runs
@@ -234,7 +234,7 @@ def _set_env(reading: Reading, name: str, value: str, port: int | None) -> Readi
         if failure is None:
             return after
         reason = reason or failure
-    places = notes.assigned.get(name) or notes.defaults.get(name)
+    places = [*notes.assigned.get(name, ()), *notes.defaults.get(name, ())]
     raise EditRefused(
         f"{name} cannot be proven to be {utf8(value)!r} when the server starts: {reason}",
         line=places[0].line if places else group.first.line,

@@ -80,7 +80,11 @@ _NOTES: Final[dict[str, tuple[Severity, str, str]]] = {
         "too many conditions depend on the machine for lanectl to follow them all. Use a `script` "
         "profile",
     ),
-    "too-deep": ("error", "too-many-paths", "functions call each other without an end"),
+    "too-deep": (
+        "error",
+        "too-many-paths",
+        "the script nests deeper or grows longer than lanectl follows. Use a `script` profile",
+    ),
 }
 
 
@@ -156,7 +160,7 @@ def note_findings(shell: Shell) -> list[Finding]:
             f"{what} has its default here unless supervisord passes another value; lanectl assumes "
             "the default"
         )
-        found.append(Finding("info", "environment-default", places[0].line, message))
+        found.append(Finding("info", "environment-default", next(iter(places)).line, message))
     return found
 
 
@@ -235,10 +239,12 @@ def _continuations(shell: Shell, root: Node) -> Iterator[Finding]:
     for node in walk(root):
         if node.type != "comment":
             continue
-        before = source[: node.start_byte].rstrip(" \t")
-        if not before.endswith("\\\n"):
+        at = node.start_byte
+        while source[at - 1 : at] in (" ", "\t"):
+            at -= 1
+        if source[max(at - 2, 0) : at] != "\\\n":
             continue
-        above = root.descendant_for_byte_range(len(before) - 2, len(before) - 1)
+        above = root.descendant_for_byte_range(at - 2, at - 1)
         if above is not None and not _is_data(above):
             message = (
                 "the backslash above joins this comment to the command, so the command ends here, "

@@ -244,7 +244,7 @@ class Reading:
             yield Finding("error", "unquoted-json", line, message)
         else:
             message = (
-                f"{option.name} gets {utf8(value)}, which is no JSON: the server stops with code 2. "
+                f"{option.name} gets {utf8(value)}, which is no JSON: the server stops at once. "
                 "Put the JSON in single quotes, with double quotes inside"
             )
             yield Finding("error", "bad-json-quotes", line, message)
