@@ -227,7 +227,7 @@ def find(explicit: str | None) -> Path:
             return path
     raise ConfigError(
         f"no configuration found; looked at {', '.join(map(str, places))}",
-        next_step="lanectl --config FILE …, or write lanectl.toml (docs/guide.md has one to copy)",
+        next_step="lanectl --config FILE …, or write lanectl.toml (the README has one to copy)",
     )
 
 

@@ -66,10 +66,15 @@ def test_a_whole_file(tmp_path: Path) -> None:
         ("min_uptime_s = 0", "min_uptime_s = inf", "lanes.q.min_uptime_s", 9),
         ("min_uptime_s", "min_uptimes", "lanes.q.min_uptimes", 9),
         ('program = "q"\n', "", "lanes.q.program", 4),
-        ("speculative = false", "speculative = true", "lanes.q.profiles.reliability.speculative", 15),
+        (
+            "speculative = false",
+            "speculative = true",
+            "lanes.q.profiles.reliability.speculative",
+            15,
+        ),
         ("--enforce-eager", "enforce eager", "lanes.q.profiles.reliability", 14),
         ("profiles.throughput]", "profiles.adopted]", "lanes.q.profiles.adopted", 19),
-        ('profiles.throughput]', 'profiles."a b"]', "lanes.q.profiles.a b", 19),
+        ("profiles.throughput]", 'profiles."a b"]', "lanes.q.profiles.a b", 19),
         ('note = "fast"', 'script = "nowhere.sh"', "lanes.q.profiles.throughput", 19),
         ('launcher = "serve.sh"', 'launcher = "serve.sh"\nhost = "ssh://a@b"', "lanes.q.host", 6),
     ],
@@ -106,7 +111,9 @@ def test_an_unknown_lane_and_profile_list_the_known(tmp_path: Path) -> None:
 
 
 def test_several_lanes_want_a_name(tmp_path: Path) -> None:
-    other = GOOD[GOOD.index("[lanes.q]") : GOOD.index("[lanes.q.smoke]")].replace("lanes.q", "lanes.r")
+    other = GOOD[GOOD.index("[lanes.q]") : GOOD.index("[lanes.q.smoke]")].replace(
+        "lanes.q", "lanes.r"
+    )
     config = read(tmp_path, GOOD + other)
     with pytest.raises(ConfigError, match="several lanes are configured: q, r"):
         config.lane(None)
