@@ -34,8 +34,8 @@ def tool_call_flags(facts: Facts) -> Found:
     else:
         yield error(
             f"the server is started without {' and '.join(missing)}: it returns no tool calls",
-            f"lanectl launcher edit {facts.lane.launcher} --set --enable-auto-tool-choice "
-            "--set --tool-call-parser=NAME, with the parser that the model's card names",
+            "add `--enable-auto-tool-choice --tool-call-parser NAME` to the launcher, NAME as the "
+            f"model's card has it, then `lanectl adopt {facts.lane.name}`",
         )
 
 
@@ -95,10 +95,10 @@ def health(facts: Facts) -> Found:
             f"lanectl restart {lane.name}",
         )
     elif isinstance(facts.proof, NotKnown):
-        yield error(
+        yield unknown(
             f"{lane.api} does not answer ({answer.error}), and supervisord does not say whether "
             "it should",
-            "see what `supervisord` and `program` say here first",
+            "mend what `supervisord` and `program` say here first",
         )
     elif facts.proof.main is None:
         yield unknown(f"{lane.api} does not answer, as {lane.program} does not run")

@@ -42,6 +42,8 @@ from lanectl.ports import (
     SwitchRow,
 )
 
+ANSWER_S = 5.0
+"""How long each question to the API may take: longer than a busy host makes it wait."""
 OTHERS_MAX = 100
 """So many other programs of a supervisord are looked into."""
 
@@ -182,7 +184,7 @@ def gather(ports: Ports, here: Host, lane: Lane, store_problem: str | None) -> F
     proof = then(program, lambda _: _prove(lookout, lane, text))
     running = None if isinstance(proof, NotKnown) else proof.server
     server = flags.settings(running.argv) if running else then(view, _server_of)
-    health = api.health()
+    health = api.health(timeout_s=ANSWER_S)
     answers = health.status is not None
     no_answer = Answer(None, error=health.error)
     return Facts(
@@ -217,9 +219,9 @@ def gather(ports: Ports, here: Host, lane: Lane, store_problem: str | None) -> F
         listeners=attempt(lambda: host.listeners(lane.port)),
         strays=attempt(lambda: _strays(ports, lookout, store_problem)),
         health=health,
-        version=api.version() if answers else None,
-        models=api.models() if answers else no_answer,
-        metrics=api.metrics() if answers else None,
+        version=api.version(timeout_s=ANSWER_S) if answers else None,
+        models=api.models(timeout_s=ANSWER_S) if answers else no_answer,
+        metrics=api.metrics(timeout_s=ANSWER_S) if answers else None,
         server=server,
         server_is_live=running is not None,
         model_config=_model_config(host, server),
