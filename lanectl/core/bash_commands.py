@@ -115,6 +115,8 @@ class CommandRunner:
             value = ()
         elif value_node.type == "array":
             value = self._array(value_node, state)
+            start, end = value_node.start_byte, value_node.end_byte
+            self.notes.assign(name, Place(start, end, False, line(node)))
         else:
             value = self.reader.value(value_node, state)
             own = any(f"{{{name}{op}" in self.text(value_node) for op in (":-", "-", ":=", "="))

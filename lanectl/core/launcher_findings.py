@@ -154,6 +154,16 @@ def note_findings(shell: Shell) -> list[Finding]:
             continue  # `crlf` says it once
         severity, public, message = _NOTES[code]
         found.append(Finding(severity, public, line, message.format(detail)))
+    for name, places in shell.notes.assigned.items():
+        place = next(iter(places))
+        text = shell.source[place.start : place.end].lstrip("(\"' ")
+        flags = [word for word in text.split() if word.startswith("--")]
+        if flags and name not in shell.notes.reads:
+            message = (
+                f"{name} holds {flags[0]} and nothing uses it: these flags never reach the server. "
+                f'Add "${name}" to the command, or remove it'
+            )
+            found.append(Finding("warning", "unused-flags", place.line, message))
     for name, places in shell.notes.defaults.items():
         what = f"argument {name}" if name.isdigit() else name
         message = (

@@ -171,7 +171,8 @@ class Reading:
         found = text_findings(self.text) + tree_findings(self.shell) + note_findings(self.shell)
         for group in self.groups:
             if group.first.reached:
-                found += _around(group) + list(self._words(group))
+                found += _around(group)
+                found += [f for run in group.runs for f in self._words(run)]
             else:
                 message = (
                     "this server is not started on any path that lanectl can follow: it stands in "
@@ -191,8 +192,7 @@ class Reading:
         unique = dict.fromkeys(replace(f, message=utf8(f.message)) for f in found)
         return tuple(sorted(unique, key=lambda f: (f.line, f.code)))
 
-    def _words(self, group: Group) -> Iterator[Finding]:
-        run = group.first
+    def _words(self, run: Run) -> Iterator[Finding]:
         own = run.words[run.index :]
         parsed = flags.parse([word.text for word in own])
         if parsed.named(CONFIG):

@@ -1,0 +1,3 @@
+#!/bin/bash
+vllm serve /models/q --speculative-config '{"method":"mtp","num_speculative_tokens":3}' --max-num-seqs 4 &
+wait $!

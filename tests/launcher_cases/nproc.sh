@@ -1,0 +1,2 @@
+#!/bin/bash
+exec vllm serve /models/q --max-num-seqs $(nproc)

@@ -1,0 +1,2 @@
+#!/bin/bash
+screen -dmS lane vllm serve /models/q --max-num-seqs 4

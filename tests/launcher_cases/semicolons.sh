@@ -1,0 +1,2 @@
+#!/bin/bash
+export A=1; exec vllm serve /models/q --max-num-seqs 4 --speculative-config '{"method":"mtp","num_speculative_tokens":3}'; echo x

@@ -1,0 +1,4 @@
+#!/bin/bash
+exec vllm serve /models/q \
+  --port 8000 --max-num-seqs 4 --speculative-config '{"method":"mtp","num_speculative_tokens":3}' --enforce-eager \
+  --dtype auto

@@ -1,0 +1,3 @@
+#!/bin/bash
+N=4
+exec vllm serve /models/q --max-num-seqs $N --max-loras $N
