@@ -10,7 +10,9 @@ MODEL=${POCKET_MODEL:-$root/tests/vllm/checkpoints/pocket}
 export VLLM_CPU_KVCACHE_SPACE=1
 export HF_HUB_OFFLINE=1
 export VLLM_NO_USAGE_STATS=1
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
+# One thread, on whichever core is free: left to itself, vLLM ties every lane to the same core.
+export VLLM_CPU_OMP_THREADS_BIND=nobind
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
 # The port can be set from outside; everything else is what a profile may change.
 exec "$VLLM_VENV/bin/vllm" serve "$MODEL" \
