@@ -1,7 +1,11 @@
-"""Writes docs/reference.md from the models of lanectl.config. `make docs`; a test holds it true."""
+"""Writes docs/reference.md from the models of lanectl.config, and docs/schemas/ from schemas.py.
+
+`make docs`; tests hold both true.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +13,10 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import schemas
 
 from lanectl.config import ConfigModel, LaneModel, ProfileModel, SmokeModel, StoreModel
 
@@ -23,9 +31,9 @@ HEAD = """\
 
 Generated from the models in `lanectl/config.py` by `make docs`; do not edit.
 
-One TOML file. Unknown keys, bad units and missing files are errors that name the key, the file and the
-line. Times are seconds. Relative paths start at the folder of the file. Names of lanes and profiles:
-`[A-Za-z0-9._-]+`; the profile name `adopted` is the text that `adopt` found.
+One TOML file. Unknown keys, bad units and missing files are errors that name the key, the file and
+the line. Times are seconds. Relative paths start at the folder of the file. Names of lanes and
+profiles: `[A-Za-z0-9._-]+`; the profile name `adopted` is the text that `adopt` found.
 """
 
 
@@ -70,8 +78,16 @@ def reference() -> str:
     return "".join(parts)
 
 
+def pages() -> dict[Path, str]:
+    """Every generated file and its text."""
+    here = Path(__file__).parent
+    found = {here / "reference.md": reference()}
+    for name in schemas.SCHEMAS:
+        text = json.dumps(schemas.document(name), indent=2) + "\n"
+        found[here / "schemas" / f"{name}.schema.json"] = text
+    return found
+
+
 if __name__ == "__main__":
-    target = Path(__file__).with_name("reference.md")
-    if "--check" in sys.argv:
-        sys.exit(0 if target.read_text() == reference() else "docs/reference.md is old: make docs")
-    target.write_text(reference())
+    for path, text in pages().items():
+        path.write_text(text)

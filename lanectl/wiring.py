@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,9 +20,6 @@ from lanectl.core.launcher import Finding
 from lanectl.errors import CouldNotTell
 from lanectl.ports import Host, Ports, Process, Store
 
-MEMORY = "sqlite://"
-"""A store that is gone when the command ends: for a rollback from the files alone."""
-
 
 def local_host() -> Host:
     return LocalHost()
@@ -35,6 +33,11 @@ def store(config: Config) -> Iterator[Store]:
         yield opened
     finally:
         opened.close()
+
+
+def scratch_url() -> str:
+    """The URL of a new store in a private folder: for a rollback from the files alone."""
+    return f"sqlite:///{tempfile.mkdtemp(prefix='lanectl-')}/scratch.db"
 
 
 @contextmanager

@@ -98,7 +98,7 @@ def rollback(
     asking = Asking(who(), reason, accept_drift=accept_drift)
     store_url = None
     if backup is not None:
-        store_url = _store_or_memory(config)
+        store_url = _store_or_scratch(config)
         if not _supervisord_answers(config, target, store_url):
             return _restore_file(settings, target, backup)
 
@@ -239,14 +239,19 @@ def _dry_run(settings: Settings, config: Config, lane: Lane, asking: Asking, pro
 # ------------------------------------------------------------------- without store or supervisord
 
 
-def _store_or_memory(config: Config) -> str | None:
-    """None: the store serves. Else the URL of one in memory: the files alone must do."""
+def _store_or_scratch(config: Config) -> str | None:
+    """None: the store serves. Else the URL of a new one: the files alone must do."""
     try:
         with wiring.store(config) as store:
             store.lane("")
     except StoreUnusable as error:
-        print(f"lanectl: {error.message}; going on from the files alone", file=sys.stderr)
-        return wiring.MEMORY
+        url = wiring.scratch_url()
+        print(
+            f"lanectl: {error.message}; going on from the files alone, with the journal of this "
+            f"rollback in {url}",
+            file=sys.stderr,
+        )
+        return url
     return None
 
 

@@ -11,6 +11,10 @@ from lanectl.core.launcher import Edit, View
 from lanectl.errors import EditRefused
 
 
+ASSUMES = "environment-default"
+"""The finding of a launcher that takes a setting from its environment."""
+
+
 def view_of(text: bytes, port: int) -> View:
     """The launcher as read for this lane's port; the only server, where there is just one."""
     view = launcher.show(text)
@@ -45,15 +49,18 @@ def render(base: bytes, profile: Profile, *, port: int, script: bytes | None = N
 def asked_of(text: bytes, profile: Profile | None, *, port: int) -> Asked:
     """What the running command line must carry: the text as read, then the profile's own words.
 
-    A setting that cannot be read from the text asks for nothing here; the profile's words always
-    count, since an environment can override what the text says (`env` profiles).
+    A setting that cannot be read from the text asks for nothing here, nor does a text that leaves
+    anything to the environment: there supervisord's `environment=` decides. The profile's own
+    words always count.
     """
     view = view_of(text, port)
-    asked = Asked(
-        speculative=None if view.speculative == "unknown" else view.speculative,
-        max_num_seqs=view.max_num_seqs if isinstance(view.max_num_seqs, int) else None,
-        model=view.settings.model if view.settings else None,
-    )
+    asked = Asked()
+    if not any(finding.code == ASSUMES for finding in view.findings):
+        asked = Asked(
+            speculative=None if view.speculative == "unknown" else view.speculative,
+            max_num_seqs=view.max_num_seqs if isinstance(view.max_num_seqs, int) else None,
+            model=_known_model(view),
+        )
     if profile is None or profile.script is not None:
         return asked
     return replace(
@@ -63,3 +70,9 @@ def asked_of(text: bytes, profile: Profile | None, *, port: int) -> Asked:
         model=profile.model or asked.model,
         flags=dict(profile.flags),
     )
+
+
+def _known_model(view: View) -> str | None:
+    """The model as read; None where its word holds an expansion that could not be followed."""
+    model = view.settings.model if view.settings else None
+    return None if model is None or "$" in model or "`" in model else model
