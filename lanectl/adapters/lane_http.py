@@ -182,11 +182,9 @@ class HttpLane:
                     allow_redirects=False,
                 ) as response,
             ):
+                # Left before its end, the connection is closed: the lane sees it and stops.
                 built.status = response.status
-                try:
-                    await _read_reply(response, request, built, began)
-                finally:
-                    response.close()  # The lane sees us gone and stops generating.
+                await _read_reply(response, request, built, began)
         except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
             built.end("unreachable", _why(error))
         except TimeoutError:
