@@ -37,6 +37,10 @@ from lanectl.core.command import MARKS, PLAIN, WORDS
 
 Capture = Callable[[Node, State], Text]
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f"}
+_ENDS_WORD: Final = " \t\n;&|<>()`\"'"
+_AFTER_DOLLAR: Final = frozenset("{(@*#?$!-_0123456789") | frozenset(
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+)
 _NAMES: Final = ("variable_name", "special_variable_name", "subscript")
 
 
@@ -112,6 +116,8 @@ class WordReader:
         if kind in ("brace_expression", "ERROR"):
             return [Hole(self._text(node), "lanectl cannot read this", line(node), "words")]
         inner = [child for child in node.children if child.is_named and child.type in _EXPANDED]
+        if kind in ("word", "number", "concatenation") and not in_quotes:
+            self._doubt(start, end, inner, _ENDS_WORD)
         return self.span(start, end, inner, state, in_quotes)
 
     def span(
@@ -190,6 +196,7 @@ class WordReader:
             if not alone and not self._is_list(inner[0]):
                 return [Lit("", start, start, "dq")]
             return alone if alone else []
+        self._doubt(start, end, inner, '"`')
         result: Stream = [Lit("", start, start, "dq")]
         for piece in self.span(start, end, inner, state, in_quotes=True):
             if isinstance(piece, Break):
@@ -198,6 +205,20 @@ class WordReader:
                 piece = Break(None)
             result.append(piece)
         return result
+
+    def _doubt(self, start: int, end: int, children: Sequence[Node], never: str) -> None:
+        """Note text that cannot be where the tree has it: then the tree misread the script."""
+        inside = {at for c in children for at in range(c.start_byte, c.end_byte)}
+        at = start
+        while at < end:
+            char = self.source[at]
+            if at not in inside:
+                starts = char == "$" and self.source[at + 1 : at + 2] in _AFTER_DOLLAR
+                if char in never or (starts and at + 1 < end):
+                    self.notes.find("unread", self.source.count("\n", 0, at) + 1, char)
+                    return
+                at += char == "\\"
+            at += 1
 
     def _is_list(self, node: Node) -> bool:
         """Does this expansion, in double quotes, become no word at all when it is empty?"""
@@ -209,6 +230,8 @@ class WordReader:
         at = run = start
         while at < end:
             if self.source[at] != "\\":
+                if self.source[at] == "'":
+                    self.notes.find("unread", self.source.count("\n", 0, at) + 1, "$'")
                 at += 1
                 continue
             if run < at:
