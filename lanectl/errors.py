@@ -75,7 +75,7 @@ class Refused(LanectlError):
 
 
 class EditRefused(Refused):
-    """A launcher edit that cannot be proven. `line` counts from 1; None when no line is at fault."""
+    """A launcher edit that cannot be proven. `line` counts from 1; None: no line is at fault."""
 
     code = "edit-refused"
 

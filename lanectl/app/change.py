@@ -37,6 +37,8 @@ DRIFTED = "drifted"
 """The profile name of a text that nobody recorded and that `--accept-drift` named."""
 PREEMPT_POLL_S = 0.05
 PREEMPT_MARGIN_S = 30.0
+UNJOURNALED_S = 5.0
+"""So long a holder without a journal of ours is waited for: it plans, or is of another store."""
 
 
 @dataclass(frozen=True)
@@ -117,19 +119,24 @@ def _reread(ports: Ports, switch_id: str) -> SwitchRow:
 def _preempt(ports: Ports, lane: Lane, say: Say) -> None:
     """Tell a live change to fail, and wait until its process lets go of the lane."""
     clock = ports.clock
-    limit = lane.stop_timeout_s + 2 * lane.ready_timeout_s + PREEMPT_MARGIN_S
-    deadline = clock.monotonic() + limit
-    asked = ""
+    limit = UNJOURNALED_S
+    began, asked = clock.monotonic(), ""
     while (holder := ports.host.lock_holder(lane.launcher)) is not None:
+        who = f"pid {holder.get('pid', '?')} ({holder.get('who', 'unknown')})"
         row = ports.store.unfinished(lane.name)
+        if row is not None and row.plan.kind is Kind.ROLLBACK:
+            raise LaneBusy(
+                f"{who} is rolling lane {lane.name} back already: {row.id} is in {row.phase}",
+                next_step=f"lanectl status {lane.name} --watch",
+            )
         if row is not None and row.id != asked:
             asked = row.id
+            limit = lane.stop_timeout_s + 2 * lane.ready_timeout_s + PREEMPT_MARGIN_S
             ports.store.ask_abort(row.id, PREEMPTED)
-            say(f"told {row.id} to fail now; waiting for pid {holder.get('pid', '?')} to let go")
-        if clock.monotonic() >= deadline:
+            say(f"told {row.id} to fail now; waiting for {who} to let go")
+        if clock.monotonic() - began >= limit:
             raise LaneBusy(
-                f"pid {holder.get('pid', '?')} ({holder.get('who', 'unknown')}) still holds lane "
-                f"{lane.name} after {limit:.0f} s",
+                f"{who} still holds lane {lane.name} after {limit:.0f} s",
                 next_step=f"end that process, then: lanectl rollback {lane.name}",
             )
         clock.sleep(PREEMPT_POLL_S)

@@ -20,14 +20,14 @@ from lanectl.app.verify import StepFailed, Verifier, said
 from lanectl.core.flags import Asked
 from lanectl.core.lane import ADOPTED, Kind, Lane, Plan, Profile, digest
 from lanectl.core.render import asked_of
-from lanectl.core.switch import TERMINAL, UNDOING, Facts, Outcome, Phase, after
+from lanectl.core.switch import TERMINAL, UNDOING, UNTOUCHED, Facts, Outcome, Phase, after
 from lanectl.core.text import mask
 from lanectl.core.verdict import PROBE_AT_FAULT, ReplyClass, Result, Verdict
 from lanectl.errors import CheckFailed, Drift, LanectlError, Refused
 from lanectl.ports import UP, LauncherFile, Ports, Process, Sighting, SwitchRow
 
 PREEMPTED = "pre-empted by a rollback"
-"""The one wish to undo that a rollback heeds too: it has no revert, so Ctrl-C lets it go on."""
+"""Why a change undoes itself when a rollback goes first."""
 UNDO_LOOK_S = 0.1
 CONFIRM_TRIES = 3
 
@@ -120,9 +120,18 @@ class Engine:
             return self._failed(phase, str(undo))
         except NeedsReboot as error:
             self.receipt["needs_reboot"] = True
-            return self._failed(phase, f"needs-reboot: {error.message}")
+            return self._failed(phase, f"needs-reboot: {error.message}", self._last_log(phase))
         except LanectlError as error:
-            return self._failed(phase, error.message)
+            return self._failed(phase, error.message, self._last_log(phase))
+
+    def _last_log(self, phase: Phase) -> str:
+        """The log's last lines, where the program has been touched and supervisord can tell."""
+        if phase in UNTOUCHED:
+            return ""
+        try:
+            return self._verifier().log()
+        except LanectlError:
+            return ""
 
     def _failed(
         self, phase: Phase, reason: str, log: str = "", verdict: Verdict | None = None
@@ -222,9 +231,9 @@ class Engine:
         """Why the change shall undo itself; empty when nobody asked, or where it goes on anyway."""
         if self.entered[-1] in UNDOING:
             return ""
-        why = self.ports.store.abort_asked(self.id) or ""
-        goes_on = self.plan.kind is Kind.ROLLBACK and self.entered[-1] is not Phase.PREPARING
-        return "" if goes_on and why != PREEMPTED else why
+        if self.plan.kind is Kind.ROLLBACK and self.entered[-1] is not Phase.PREPARING:
+            return ""  # It has no revert: told to fail, it would leave the lane degraded.
+        return self.ports.store.abort_asked(self.id) or ""
 
     def _heed_undo(self) -> None:
         self._undo_look = self.ports.clock.monotonic() + UNDO_LOOK_S

@@ -183,7 +183,7 @@ def smoke(ports: Ports, lane: Lane, gate: str, *, say: Say) -> tuple[Document, G
     if proof is not None and not wrong and run.verdict.passed:
         wrong = _changed(lookout, proof)
     verdict = run.verdict
-    if wrong:
+    if wrong and verdict.cls is not ReplyClass.UNREACHABLE:
         probe = ProbeResult("process", ReplyClass.WRONG_PROCESS, Result.FAILED, detail=wrong)
         verdict = combine([probe, *verdict.probes])
     body = verdict_json(verdict)

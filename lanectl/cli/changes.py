@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,7 +15,7 @@ from lanectl.app import change, probation
 from lanectl.app.change import Asking, MakePlan, Unchanged
 from lanectl.app.documents import EXIT, revision_side, still_document, switch_document
 from lanectl.cli import worker
-from lanectl.cli.errors import tell
+from lanectl.cli.errors import document, tell
 from lanectl.cli.follow import follow
 from lanectl.cli.options import Settings, common, lane_and, lane_argument, who
 from lanectl.cli.tables import emit, paint, short
@@ -98,6 +99,7 @@ def rollback(
     asking = Asking(who(), reason, accept_drift=accept_drift)
     store_url = None
     if backup is not None:
+        backup = str(Path(backup).absolute())
         store_url = _store_or_scratch(config)
         if not _supervisord_answers(config, target, store_url):
             return _restore_file(settings, target, backup)
@@ -145,11 +147,13 @@ def _run(
         with wiring.store(config) as store:
             store.ask_abort(switch_id, f"{asking.who} pressed Ctrl-C")
 
-    end = follow(worker.start(work), undo)
+    opened, end = follow(worker.start(work), undo)
     if "error" in end:
         return tell(end, settings.as_json)
     if not end:
-        return tell(_killed(config, lane), settings.as_json)
+        end = _from_journal(config, lane, opened, store_url)
+        if "error" in end:
+            return tell(end, settings.as_json)
     return show(end["done"], settings.as_json)
 
 
@@ -198,14 +202,14 @@ def _probation(ports: Ports, config: Config, lane: Lane, row: SwitchRow) -> None
     probation.watch(ports, lane, row, wiring.this_process(ports.host), roll_back)
 
 
-def _killed(config: Config, lane: Lane) -> dict[str, Any]:
-    """The worker is gone without an end: what the journal says, and what closes it."""
-    from lanectl.cli.errors import document
-
-    with wiring.store(config) as store:
-        row = store.unfinished(lane.name)
-    if row is None or row.phase in TERMINAL:
-        message = f"the worker of lane {lane.name} was killed; no change is left unfinished"
+def _from_journal(config: Config, lane: Lane, opened: str, store_url: str | None) -> dict[str, Any]:
+    """The worker told no end: what the journal says, and what closes it."""
+    with wiring.ports(config, lane, store_url=store_url) as ports:
+        row = ports.store.switch(opened) if opened else ports.store.unfinished(lane.name)
+        if row is not None and row.phase in TERMINAL:
+            return {"done": switch_document(ports, row)}
+    if row is None:
+        message = f"the worker of lane {lane.name} was killed before it changed anything"
         return document("worker-killed", 1, message, f"lanectl history {lane.name}")
     message = f"the worker of {row.id} was killed in {row.phase}; lane {lane.name} waits as it is"
     next_step = f"lanectl rollback {lane.name}, or lanectl restart {lane.name}: both close it first"
@@ -230,10 +234,10 @@ def _dry_run(settings: Settings, config: Config, lane: Lane, asking: Asking, pro
         row = ports.store.lane(lane.name)
         current = ports.store.revision(lane.name, row.current_sha256) if row else None
         old = revision_side(current) if current else {}
-        document = still_document(
+        dry = still_document(
             lane.name, "dry-run", old, revision_side(planned), receipt={"diff": text}
         )
-    return show(document, settings.as_json)
+    return show(dry, settings.as_json)
 
 
 # ------------------------------------------------------------------- without store or supervisord
@@ -275,8 +279,6 @@ def _restore_file(settings: Settings, lane: Lane, backup: str) -> int:
     error = LanectlError(
         message, next_step=f"when supervisord is back: lanectl restart {lane.name}"
     )
-    from lanectl.cli.errors import document
-
     return tell(document("file-restored", 5, error.message, error.next_step), settings.as_json)
 
 

@@ -89,12 +89,12 @@ def view() -> View:
     return Live() if sys.stderr.isatty() else Plain()
 
 
-def follow(channel: Channel, undo: Callable[[str], None]) -> Message:
-    """Follow the worker until it tells an end; returns that message (`done` or `error`).
+def follow(channel: Channel, undo: Callable[[str], None]) -> tuple[str, Message]:
+    """Follow the worker until it tells an end: the change's id and that message (`done`, `error`).
 
     undo: called with the id of the change at the first Ctrl-C. The second Ctrl-C raises
-    Interrupted, and the worker goes on. A message of neither kind, `{}`, means that the worker
-    was killed.
+    Interrupted, and the worker goes on. The id is empty when nothing was opened; the message is
+    `{}` when the channel ended without one: then the journal must tell.
     """
     shown = view()
     opened, interrupts, asked = "", 0, False
@@ -124,4 +124,4 @@ def follow(channel: Channel, undo: Callable[[str], None]) -> Message:
                 )
     finally:
         shown.close()
-    return end
+    return opened, end

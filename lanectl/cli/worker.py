@@ -11,11 +11,15 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from lanectl.cli import errors
 from lanectl.errors import LanectlError
+
+PENDING_MAX = 1 << 20
+LAST_WORDS_S = 5.0
 
 Message = dict[str, Any]
 Send = Callable[[Message], None]
@@ -61,8 +65,7 @@ def start(work: Callable[[Send], None]) -> Channel:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTERM})
         if os.fork():
             os._exit(0)  # The worker is nobody's child: no zombie stays, no wait is owed.
-        os.close(read_end)
-        _detach()
+        _detach(write_end)
         _run(work, write_end)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTERM})
     os.close(write_end)
@@ -70,31 +73,54 @@ def start(work: Callable[[Send], None]) -> Channel:
     return Channel(read_end)
 
 
-def _detach() -> None:
-    """Let go of the terminal: standard input and output go nowhere, errors to a private log."""
+def _detach(keep: int) -> None:
+    """Let go of the terminal and of every descriptor that whoever called us waits on."""
     null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    highest = os.sysconf("SC_OPEN_MAX")
+    os.closerange(3, keep)
+    os.closerange(keep + 1, highest)
+
+
+class _Teller:
+    """Sends messages without ever waiting for a reader: one that is stopped must not stop us."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._fd, self._pending = fd, b""
+
+    def send(self, message: Message) -> None:
+        if len(self._pending) < PENDING_MAX or "say" not in message:
+            self._pending += json.dumps(message).encode() + b"\n"
+        self._flush()
+
+    def last(self) -> None:
+        """Give a slow reader a moment for what is left."""
+        deadline = time.monotonic() + LAST_WORDS_S
+        while self._pending and (left := deadline - time.monotonic()) > 0:
+            select.select([], [self._fd], [], left)
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._pending:
+                self._pending = self._pending[os.write(self._fd, self._pending) :]
+        except BlockingIOError:
+            return  # The reader is slow or stopped. The journal has it all.
+        except OSError:
+            self._pending = b""  # The reader left.
 
 
 def _run(work: Callable[[Send], None], fd: int) -> None:
     """Run `work`, tell how it ended, and leave without the parent's clean-up. Never returns."""
-    os.set_inheritable(fd, False)
-
-    def send(message: Message) -> None:
-        data = json.dumps(message).encode() + b"\n"
-        try:
-            while data:
-                data = data[os.write(fd, data) :]
-        except OSError:
-            return  # The follower left. The journal has it all.
-
+    teller = _Teller(fd)
     try:
-        work(send)
+        work(teller.send)
     except LanectlError as error:
-        send(errors.of(error))
+        teller.send(errors.of(error))
     except BaseException as error:  # noqa: BLE001  (a worker has no terminal: tell, then end)
-        send(errors.bug(error))
+        teller.send(errors.bug(error))
     finally:
+        teller.last()
         os._exit(0)

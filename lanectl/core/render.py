@@ -10,7 +10,6 @@ from lanectl.core.lane import ADOPTED, Profile
 from lanectl.core.launcher import Edit, View
 from lanectl.errors import EditRefused
 
-
 ASSUMES = "environment-default"
 """The finding of a launcher that takes a setting from its environment."""
 
