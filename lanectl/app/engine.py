@@ -7,6 +7,7 @@ decides what follows a phase; nothing in `core.switch` touches a lane.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -123,6 +124,11 @@ class Engine:
             return self._failed(phase, f"needs-reboot: {error.message}", self._last_log(phase))
         except LanectlError as error:
             return self._failed(phase, error.message, self._last_log(phase))
+        except OSError as error:
+            return self._failed(phase, f"{type(error).__name__}: {error}", self._last_log(phase))
+        except Exception as error:  # noqa: BLE001  (a bug of ours must not leave half a change)
+            trace = mask("".join(traceback.format_exception(error)))
+            return self._failed(phase, f"a bug in lanectl: {type(error).__name__}: {error}", trace)
 
     def _last_log(self, phase: Phase) -> str:
         """The log's last lines, where the program has been touched and supervisord can tell."""
