@@ -314,8 +314,6 @@ class CommandRunner:
         is_exec = name == "exec"
         if is_exec and len(found) == 1:
             return [state]  # only redirections
-        if name.startswith("-"):
-            self.notes.find("orphan-words", line(node), found[0].shown)
         builtin = None if is_exec else self._builtin(name, found, node, body, state)
         if builtin is not None:
             return builtin

@@ -34,12 +34,6 @@ _BASH_ONLY: Final = frozenset(
 ) | {"c_style_for_statement", "((", "function", "&>", "brace_expression", "subscript", "|&"}
 
 _NOTES: Final[dict[str, tuple[Severity, str, str]]] = {
-    "orphan-words": (
-        "error",
-        "flags-not-reached",
-        "{0} never reaches the server: the command ended on a line above, and bash runs this line "
-        "as a command of its own. Join the lines with a backslash at the end of each",
-    ),
     "unread": (
         "error",
         "unread",
@@ -132,7 +126,7 @@ def tree_findings(shell: Shell) -> list[Finding]:
     """What the tree shows, whichever way the script runs."""
     root = shell.tree.root_node
     found = [*_syntax(root), *_heredocs(shell, root), *_odd_characters(shell, root)]
-    found += _continuations(shell, root)
+    found += [*_continuations(shell, root), *_orphans(shell, root)]
     first_line = shell.source.split("\n", 1)[0].split()
     program = first_line[-1].rsplit("/", 1)[-1] if first_line else ""
     if program in ("sh", "dash") and shell.source.startswith("#!"):
@@ -209,6 +203,34 @@ def _heredocs(shell: Shell, root: Node) -> Iterator[Finding]:
                     "and lanectl does not edit data. Use a `script` profile"
                 )
                 yield Finding("warning", "server-in-data", _line(body), message)
+
+
+def _orphans(shell: Shell, root: Node) -> Iterator[Finding]:
+    """Lines that were meant for the command above: they begin with a flag, or stand right below a
+    comment that cut the command off, further in than the command."""
+    for node in walk(root):
+        if node.type == "command":
+            first = shell.text(node).split()[0]
+            if not first.startswith("-") and not _is_cut_off(shell, node):
+                continue
+            message = (
+                f"{first} never reaches the server: the command ended on a line above, and bash "
+                "takes this line for a command of its own. Join the lines with a backslash at the "
+                "end of each, and keep comments out of them"
+            )
+            yield Finding("error", "flags-not-reached", _line(node), message)
+
+
+def _is_cut_off(shell: Shell, node: Node) -> bool:
+    """Do only comments, the first of them after a backslash, separate it from a command above?"""
+    above, row = node.prev_named_sibling, node.start_point[0]
+    first: Node | None = None
+    while above is not None and above.type == "comment" and above.start_point[0] == row - 1:
+        first, row, above = above, row - 1, above.prev_named_sibling
+    if above is None or first is None:
+        return False
+    gap = shell.source[above.end_byte : first.start_byte]
+    return gap.strip(" \t") == "\\\n" and node.start_point[1] > above.start_point[1]
 
 
 def _odd_characters(shell: Shell, root: Node) -> Iterator[Finding]:
