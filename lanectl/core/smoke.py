@@ -144,8 +144,8 @@ def _flood_in(reply: Reply) -> str:
 
 _FAULTS = {
     "unreachable": (ReplyClass.UNREACHABLE, "nothing answered"),
-    "timed_out": (ReplyClass.TIMED_OUT, "no end within {request.timeout_s:g} s"),
-    "stalled": (ReplyClass.STALLED, "silent for {request.stall_s:g} s in mid-reply"),
+    "timed_out": (ReplyClass.TIMED_OUT, "no end within {request.timeout_s:.1f} s"),
+    "stalled": (ReplyClass.STALLED, "silent for {request.stall_s:.1f} s in mid-reply"),
     "aborted": (ReplyClass.STREAM_ABORTED, "the stream broke off without its last event"),
     "error": (ReplyClass.HTTP_ERROR, "an error inside the stream"),
     "garbled": (ReplyClass.HTTP_ERROR, "what came is no chat completion"),
