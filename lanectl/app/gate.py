@@ -86,7 +86,20 @@ def one_token(
     timeout_s: float | None = None,
     stop: Callable[[], bool] = never,
 ) -> str:
-    """Have one token generated: "" when it was, else why not (for a person to read).
+    """Have one token generated: "" when it was, else why not (for a person to read)."""
+    fault = token_fault(api, clock, lane, timeout_s=timeout_s, stop=stop)
+    return fault.detail if fault else ""
+
+
+def token_fault(
+    api: LaneApi,
+    clock: Clock,
+    lane: Lane,
+    *,
+    timeout_s: float | None = None,
+    stop: Callable[[], bool] = never,
+) -> Judgement | None:
+    """Have one token generated: None when it was, else what came instead.
 
     Health is a real generation: all else answers while the engine is frozen (field note 12).
     timeout_s: for everything together; ONE_TOKEN_S or the lane's request limit when None.
@@ -95,13 +108,14 @@ def one_token(
     began = clock.monotonic()
     model = _find_model(api, lane, min(limit, MODELS_S))
     if isinstance(model, Judgement):
-        return model.detail
+        return model
     left = max(limit - (clock.monotonic() - began), POLL_S)
     request = probes.one_token(model.id, left)
     (reply,) = api.chat([request], stop)
     if reply.status == 200 and not reply.fault and reply.finish_reason in ("length", "stop"):
-        return ""
-    return f"no token generated: {judge(reply, request).detail}"
+        return None
+    fault = judge(reply, request)
+    return fault._replace(detail=f"no token generated: {fault.detail}")
 
 
 def _find_model(api: LaneApi, lane: Lane, timeout_s: float) -> Model | Judgement:

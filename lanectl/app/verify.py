@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from lanectl.app.gate import one_token
+from lanectl.app.gate import token_fault
 from lanectl.app.process import POLL_S, Lookout, Proof, is_alive, same
 from lanectl.core.fatal import fatal_line, is_profile_fault, last_words
 from lanectl.core.flags import Asked
 from lanectl.core.lane import Lane
+from lanectl.core.smoke import Judgement
 from lanectl.core.text import mask
 from lanectl.core.verdict import ProbeResult, ReplyClass, Result, Verdict, combine
 from lanectl.ports import Ports, Sighting
@@ -23,7 +24,12 @@ UPTIME_POLL_S = 0.1
 LOG_LINES = 40
 STRANGER_S = 5.0
 """So long may something else hold our port while we start: its last sockets can linger."""
+REFUSAL_S = 5.0
+"""So long may a lane that is up otherwise refuse or break off the one token of readiness."""
 DEFAULT_MIN_UPTIME_S = 10.0
+
+_STILL_COMING = frozenset({ReplyClass.TIMED_OUT, ReplyClass.STALLED, ReplyClass.UNREACHABLE})
+"""A first token can take its time; what else is wrong with it does not get better by waiting."""
 
 
 class StepFailed(Exception):
@@ -61,6 +67,7 @@ class Verifier:
     ) -> None:
         self.ports, self.lane, self.lookout = ports, lane, lookout
         self.wait, self.say, self.log_mark = wait, say, log_mark
+        self._refusal: Judgement | None = None
 
     def dead(self, expect: Sighting) -> str:
         """Why the process that we started is no longer the program; empty while it is."""
@@ -93,11 +100,11 @@ class Verifier:
         """Listening in our tree, `/health`, the model listed, and one token generated.
 
         Ends early for a dead process, a fatal log line, a wrong command line, a stranger on the
-        port. tolerate: mismatches that the baseline had as well.
+        port, a token that is refused. tolerate: mismatches that the baseline had as well.
         """
         clock = self.ports.clock
         began = clock.monotonic()
-        next_look, stranger_since, missing = began, None, ""
+        next_look, stranger_since, refused_since, missing = began, None, None, ""
         while True:
             if dead := self.dead(expect):
                 self.raise_dead(dead)
@@ -118,6 +125,10 @@ class Verifier:
                     return
                 if missing != was:
                     self.say(f"waiting for {missing}")
+                now = clock.monotonic()
+                refused_since = (refused_since or now) if self._refusal else None
+                if self._refusal and refused_since and now - refused_since > REFUSAL_S:
+                    self._raise_refused(self._refusal)
             if now - began >= limit_s:
                 reason = f"not ready after {limit_s:.0f} s: still waiting for {missing}"
                 verdict = said(Result.FAILED, ReplyClass.TIMED_OUT, "ready", reason)
@@ -132,6 +143,7 @@ class Verifier:
     def _not_ready(self, proof: Proof) -> str:
         """What is still missing; empty when the lane is ready."""
         api, lane = self.ports.api, self.lane
+        self._refusal = None
         if proof.problems:
             # An orphan that shares the port can answer for us: no answer counts before this.
             return "; ".join(proof.problems)
@@ -146,7 +158,15 @@ class Verifier:
         if not models or (lane.model and lane.model not in {m.id for m in models}):
             names = ", ".join(m.id for m in models) or "none"
             return f"the model {lane.model or ''} (listed: {names})"
-        return one_token(api, self.ports.clock, lane)
+        fault = token_fault(api, self.ports.clock, lane)
+        if fault is not None and fault.cls not in _STILL_COMING:
+            self._refusal = fault
+        return fault.detail if fault else ""
+
+    def _raise_refused(self, refusal: Judgement) -> None:
+        verdict = said(refusal.outcome, refusal.cls, "ready", refusal.detail)
+        reason = f"up, and still no token after {REFUSAL_S:.0f} s: {refusal.detail}"
+        raise StepFailed(reason, verdict=verdict, log=self.log())
 
     def _raise_wrong(self, reason: str) -> None:
         verdict = said(Result.FAILED, ReplyClass.WRONG_PROCESS, "process", reason)
