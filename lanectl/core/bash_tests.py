@@ -7,9 +7,10 @@ from typing import Final
 
 from tree_sitter import Node
 
+from lanectl.core.bash_arithmetic import arithmetic
 from lanectl.core.bash_state import State
 from lanectl.core.bash_text import Text, Word, flat, known, matches
-from lanectl.core.bash_words import WordReader, arithmetic
+from lanectl.core.bash_words import WordReader
 from lanectl.core.command import MARKS
 
 _COMPARE: Final = {

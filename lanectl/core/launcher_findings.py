@@ -210,7 +210,7 @@ def _orphans(shell: Shell, root: Node) -> Iterator[Finding]:
     comment that cut the command off, further in than the command."""
     for node in walk(root):
         if node.type == "command":
-            first = shell.text(node).split()[0]
+            first = next(iter(shell.text(node).split()), "")
             if not first.startswith("-") and not _is_cut_off(shell, node):
                 continue
             message = (
@@ -223,6 +223,9 @@ def _orphans(shell: Shell, root: Node) -> Iterator[Finding]:
 
 def _is_cut_off(shell: Shell, node: Node) -> bool:
     """Do only comments, the first of them after a backslash, separate it from a command above?"""
+    parent = node.parent
+    if parent is not None and parent.type == "redirected_statement":
+        node = parent
     above, row = node.prev_named_sibling, node.start_point[0]
     first: Node | None = None
     while above is not None and above.type == "comment" and above.start_point[0] == row - 1:

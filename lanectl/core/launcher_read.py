@@ -234,7 +234,7 @@ class Reading:
         start, end = word.spans[-1]
         source = "" if run.frame is not None else self.text[start:end]
         written = source.partition("=")[2] if option.inline else source
-        if not (value.startswith(("{", "[")) or written.startswith(("{", '"{'))):
+        if not (value.lstrip("'\"").startswith(("{", "[")) or written.startswith(("{", '"{'))):
             return  # a file name, `None`, a plain word
         if written.startswith("{"):
             message = (

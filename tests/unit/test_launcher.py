@@ -115,6 +115,7 @@ def test_harmless(text: str) -> None:
         ('exec vllm serve /m --api-key "$KEY"', False),
         ('exec vllm serve "$MODEL"', False),
         ("exec vllm serve /m $(cat f)", "unknown"),
+        ("cat f | xargs vllm serve /m", "unknown"),
         ('mapfile -t A < f\nexec vllm serve /m "${A[@]}"', "unknown"),
         ('read -ra A <<< "$X"\nexec vllm serve /m "${A[@]}"', "unknown"),
         ('. ./f\nexec vllm serve /m "${A[@]}"', "unknown"),
