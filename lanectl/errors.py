@@ -16,6 +16,7 @@ LanectlError                      exit 1 only when nothing more exact is raised
 │   └── StoreUnusable                     the store is locked, corrupt or gone
 ├── ChangeFailed                  exit 4  failed, and the old revision is back, confirmed
 ├── Degraded                      exit 5  neither revision is right; the lane is quarantined
+│   └── JournalLost                       the store failed in mid-change; the lane is left as it is
 ├── CheckedBad                    exit 6  smoke failed, or doctor found errors
 ├── CouldNotTell                  exit 7  reading only, and no verdict either way
 └── Interrupted                   exit 130 the follower left; the worker goes on
@@ -132,6 +133,10 @@ class ChangeFailed(LanectlError):
 class Degraded(LanectlError):
     exit_code = 5
     code = "degraded"
+
+
+class JournalLost(Degraded):
+    code = "journal-lost"
 
 
 class CheckedBad(LanectlError):

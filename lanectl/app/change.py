@@ -76,10 +76,13 @@ def run(
     say: Say,
     opened: Callable[[SwitchRow], None] = lambda _row: None,
     preempt: bool = False,
+    named: bool = False,
 ) -> SwitchRow | Unchanged:
     """Hold the lane, close an unfinished change, plan, journal, and drive to the end.
 
-    preempt: a rollback; a live change is told to fail first. Raises Refused when nothing was done.
+    preempt: a rollback; a live change is told to fail first. named: its target was named; without
+    one, a dead rollback is finished and is the answer, never left for a third revision.
+    Raises Refused when nothing was done, JournalLost when the store fails in the middle.
     """
     holder = {"who": asking.who, "at": ports.clock.now().isoformat()}
     if preempt:
@@ -87,7 +90,11 @@ def run(
     with ports.host.lock(lane.launcher, holder):
         # supervisord not there: refused before anything is planned, the journal left as it was.
         ports.supervisor.program(lane.program)
-        recover(ports, lane, say, preempted=preempt)
+        dead = ports.store.unfinished(lane.name)
+        finishes = preempt and not named and dead is not None and dead.plan.kind is Kind.ROLLBACK
+        closed = recover(ports, lane, say, preempted=preempt and not finishes)
+        if finishes and closed is not None and closed.phase is not Phase.ABORTED:
+            return closed
         plan = make_plan()
         if isinstance(plan, Unchanged):
             ports.store.set_current(lane.name, plan.revision.sha256, plan.revision.profile)

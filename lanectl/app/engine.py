@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -24,7 +25,15 @@ from lanectl.core.render import asked_of
 from lanectl.core.switch import TERMINAL, UNDOING, UNTOUCHED, Facts, Outcome, Phase, after
 from lanectl.core.text import mask
 from lanectl.core.verdict import PROBE_AT_FAULT, ReplyClass, Result, Verdict
-from lanectl.errors import CheckFailed, Drift, LanectlError, Refused
+from lanectl.errors import (
+    CheckFailed,
+    Drift,
+    JournalLost,
+    LanectlError,
+    Refused,
+    StoreUnusable,
+    Unreachable,
+)
 from lanectl.ports import UP, LauncherFile, Ports, Process, Sighting, SwitchRow
 
 PREEMPTED = "pre-empted by a rollback"
@@ -97,6 +106,12 @@ class Engine:
         return self._walk(after(self.plan.kind, dead, outcome, facts, self.entered))
 
     def _walk(self, phase: Phase, *, recorded: bool = False) -> Phase:
+        try:
+            return self._steps(phase, recorded)
+        except StoreUnusable as error:
+            raise self._lost(error) from error
+
+    def _steps(self, phase: Phase, recorded: bool) -> Phase:
         while phase not in TERMINAL:
             if not recorded:
                 self.ports.store.enter(self.id, phase, self.ports.clock.now())
@@ -106,10 +121,35 @@ class Engine:
             began = self.ports.clock.monotonic()
             outcome, detail = self._attempt(phase)
             self._finish(phase, outcome, self.ports.clock.monotonic() - began, detail)
-            facts = self._facts() if phase is Phase.INSTALLING else Facts()
+            facts = Facts()
+            if phase is Phase.INSTALLING and outcome is not Outcome.OK:
+                # supervisord away: the program counts as touched, and the change is undone.
+                with suppress(Unreachable):
+                    facts = self._facts()
             phase = after(self.plan.kind, phase, outcome, facts, self.entered)
         self._close(phase)
         return phase
+
+    def _lost(self, error: StoreUnusable) -> LanectlError:
+        """What the failed store leaves: without a journal nothing more is done to the lane."""
+        plan, lane, dead = self.plan, self.lane, self.entered[-1]
+        told = f"{error.message}; that was in {dead} of {self.id}"
+        if dead in UNTOUCHED:
+            return StoreUnusable(
+                f"{told}: nothing has been changed", next_step=f"lanectl status {lane.name}"
+            )
+        deployed = self._found()
+        sides = {plan.from_sha256: plan.from_profile, plan.to_sha256: plan.to_profile}
+        which = "cannot be read"
+        if deployed is not None:
+            name = sides.get(deployed.sha256, "neither the old nor the new one")
+            which = f"is {deployed.sha256[:12]} ({name})"
+        return JournalLost(
+            f"{told}. The launcher of lane {lane.name} {which}; {lane.program} was left as it was "
+            "then, unverified. When the store is back, the next command that changes the lane "
+            "closes it",
+            next_step=f"lanectl rollback {lane.name} --backup {self.receipt.get('backup', 'FILE')}",
+        )
 
     def _attempt(self, phase: Phase) -> tuple[Outcome, Mapping[str, Any]]:
         try:
@@ -194,12 +234,21 @@ class Engine:
                 store.set_barred(lane, plan.from_sha256, True)
                 store.set_stable(lane, plan.from_sha256, False)
         else:
+            known = store.lane(lane)
+            if phase is Phase.ROLLED_BACK and known and known.current_sha256 == plan.to_sha256:
+                # It died while closing as committed, and was taken back all the same.
+                store.set_current(lane, plan.from_sha256)
             failed = (self.verdict or {}).get("outcome") == Result.FAILED
             if failed and moved and plan.kind is Kind.SWITCH:
                 store.set_barred(lane, plan.to_sha256, True)
-        self._clean(phase)
+        try:
+            self._clean(phase)
+        except StoreUnusable:
+            raise
+        except (LanectlError, OSError) as error:
+            self.receipt["not_cleaned"] = str(error)
         if phase is Phase.DEGRADED:
-            deployed = self.ports.host.read(self.lane.launcher)
+            deployed = self._found()
             if deployed and store.revision(lane, deployed.sha256):
                 store.set_current(lane, deployed.sha256)
             store.set_quarantine(lane, f"degraded by {self.id}: {self.reason}"[:500])
@@ -308,6 +357,13 @@ class Engine:
             self.receipt["staged"] = {}
             raise
         return {"detail": f"staged {plan.to_sha256[:12]}, old text kept"}
+
+    def _found(self) -> LauncherFile | None:
+        """What stands at the launcher's path; None when absent or not to be read."""
+        try:
+            return self.ports.host.read(self.lane.launcher)
+        except LanectlError:
+            return None
 
     def _deployed(self) -> LauncherFile:
         deployed = self.ports.host.read(self.lane.launcher)

@@ -107,7 +107,10 @@ def rollback(
     def plan(ports: Ports, config: Config, lane: Lane, asking: Asking) -> Any:
         return change.plan_rollback(ports, config, lane, asking, to=to, backup=backup)
 
-    return _run(settings, config, target, asking, plan, preempt=True, store_url=store_url)
+    named = to is not None or backup is not None
+    return _run(
+        settings, config, target, asking, plan, preempt=True, named=named, store_url=store_url
+    )
 
 
 @click.command()
@@ -134,6 +137,7 @@ def _run(
     planner: Planner,
     *,
     preempt: bool = False,
+    named: bool = False,
     store_url: str | None = None,
 ) -> int:
     """Start the worker, follow it, print what it did; returns the exit code."""
@@ -141,7 +145,7 @@ def _run(
     def work(send: worker.Send) -> None:
         logging.basicConfig(level=logging.CRITICAL)
         with wiring.ports(config, lane, store_url=store_url) as ports:
-            _work(ports, config, lane, asking, planner, preempt, send)
+            _work(ports, config, lane, asking, planner, send, preempt=preempt, named=named)
 
     def undo(switch_id: str) -> None:
         with wiring.store(config) as store:
@@ -163,8 +167,10 @@ def _work(
     lane: Lane,
     asking: Asking,
     planner: Planner,
-    preempt: bool,
     send: worker.Send,
+    *,
+    preempt: bool,
+    named: bool,
 ) -> None:
     """The worker's whole life: the change, then its probation."""
 
@@ -179,7 +185,14 @@ def _work(
         return planner(ports, config, lane, asking)
 
     result = change.run(
-        ports, lane, make_plan, asking=asking, say=say, opened=opened, preempt=preempt
+        ports,
+        lane,
+        make_plan,
+        asking=asking,
+        say=say,
+        opened=opened,
+        preempt=preempt,
+        named=named,
     )
     if isinstance(result, Unchanged):
         side = revision_side(result.revision)
