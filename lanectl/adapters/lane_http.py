@@ -13,16 +13,18 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lanectl.adapters.chat_reply import ReplyBuilder, error_text
-from lanectl.adapters.http_exchange import NotHttp, NotReached, Response, exchange
 from lanectl.adapters.lane_metrics import read_metrics
 from lanectl.adapters.sse import EventSplitter, TooLong
 from lanectl.core.smoke import ProbeRequest, Reply
 from lanectl.core.text import printable
 from lanectl.errors import ConfigError
 from lanectl.ports import Answer, Metrics, Model
+
+if TYPE_CHECKING:
+    import aiohttp
 
 POLL_S = 0.1
 """How often `stop` is asked while replies come in."""
@@ -48,7 +50,7 @@ class HttpLane:
         self._root = self._base.removesuffix("/v1")
         self._api_key_file = api_key_file
         self._runner: asyncio.Runner | None = None
-        self._headers: dict[str, str] | None = None
+        self._session: aiohttp.ClientSession | None = None
 
     # ---------------------------------------------------------------------------------- the port
 
@@ -81,9 +83,12 @@ class HttpLane:
         return self._run(self._chat(requests, stop))
 
     def close(self) -> None:
-        if self._runner is not None:
-            self._runner.close()
-            self._runner = None
+        if self._runner is None:
+            return
+        if self._session is not None:
+            self._runner.run(self._session.close())
+        self._runner.close()
+        self._runner = self._session = None
 
     # ------------------------------------------------------------------------------------- inside
 
@@ -92,31 +97,42 @@ class HttpLane:
             self._runner = asyncio.Runner()
         return self._runner.run(work)
 
-    def _asking(self) -> dict[str, str]:
-        """The headers of every request; the key is read when first needed."""
-        if self._headers is None:
-            headers = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "lanectl"}
+    def _opened(self) -> aiohttp.ClientSession:
+        """The session, made inside the loop at the first request."""
+        if self._session is None:
+            import aiohttp
+
+            headers = {"Accept-Encoding": "identity", "User-Agent": "lanectl"}
             if self._api_key_file:
                 headers["Authorization"] = f"Bearer {_read_key(self._api_key_file)}"
-            self._headers = headers
-        return self._headers
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(force_close=True, limit=0),
+                headers=headers,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                trust_env=False,
+            )
+        return self._session
 
     def _get(self, url: str, timeout_s: float, bytes_max: int = ANSWER_BYTES_MAX) -> Answer:
         return self._run(self._get_bounded(url, timeout_s, bytes_max))
 
     async def _get_bounded(self, url: str, timeout_s: float, bytes_max: int) -> Answer:
-        headers = self._asking()
+        session = self._opened()
+        import aiohttp
+
         status: int | None = None
         try:
             async with (
                 asyncio.timeout(timeout_s),
-                exchange("GET", url, headers, connect_s=CONNECT_S) as response,
+                session.get(url, allow_redirects=False) as response,
             ):
                 status = response.status
                 body = await _read(response, bytes_max + 1)
         except TimeoutError:
             return Answer(status, error=f"no answer within {timeout_s:g} s")
-        except (NotReached, NotHttp, OSError, ValueError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             return Answer(status, error=_why(error))
         text = body[:bytes_max].decode("utf-8", "replace")
         if len(body) > bytes_max:
@@ -154,35 +170,42 @@ class HttpLane:
 
     async def _stream(self, request: ProbeRequest, built: ReplyBuilder, began: float) -> None:
         """Send, and read until `built` is over. Faults of the lane end in `built`."""
-        headers = {**self._asking(), "Content-Type": "application/json"}
-        url = f"{self._base}/chat/completions"
-        body = json.dumps({**request.body, "stream": True}).encode()
+        session = self._opened()
+        import aiohttp
+
         try:
             async with (
                 asyncio.timeout_at(began + request.timeout_s) as limit,
-                exchange("POST", url, headers, body, connect_s=CONNECT_S) as response,
+                session.post(
+                    f"{self._base}/chat/completions",
+                    json={**request.body, "stream": True},
+                    allow_redirects=False,
+                ) as response,
             ):
+                # Left before its end, the connection is closed: the lane sees it and stops.
                 built.status = response.status
                 await _read_reply(response, request, built, began)
-        except NotReached as error:
+        except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
             built.end("unreachable", _why(error))
         except TimeoutError:
             built.end("timed_out" if limit.expired() else "stalled")
-        except (NotHttp, ValueError) as error:
+        except aiohttp.ClientResponseError as error:
             built.end("garbled", _why(error))
-        except OSError as error:
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as error:
             built.end("aborted", _why(error))
+        except (aiohttp.ClientError, ValueError) as error:
+            built.end("garbled", _why(error))
 
 
 async def _read_reply(
-    response: Response, request: ProbeRequest, built: ReplyBuilder, began: float
+    response: aiohttp.ClientResponse, request: ProbeRequest, built: ReplyBuilder, began: float
 ) -> None:
     """Read the body as what its head says it is."""
     kind = response.content_type
     if response.status != 200:
         body = await _read(response, ERROR_BYTES_MAX)
         built.end("", error_text(body.decode("utf-8", "replace")))
-    elif response.headers.get("content-encoding", "identity") != "identity":
+    elif response.headers.get("Content-Encoding", "identity") != "identity":
         built.end("garbled", "a compressed body, although none was asked for")
     elif kind == "application/json":
         built.take_whole(await _read(response, REPLY_BYTES_MAX))
@@ -191,7 +214,7 @@ async def _read_reply(
 
 
 async def _read_events(
-    response: Response, request: ProbeRequest, built: ReplyBuilder, began: float
+    response: aiohttp.ClientResponse, request: ProbeRequest, built: ReplyBuilder, began: float
 ) -> None:
     clock = asyncio.get_running_loop().time
     splitter = EventSplitter()
@@ -201,7 +224,7 @@ async def _read_events(
     while not built.over:
         # Before the first event a lane may be prefilling: only the total limit counts there.
         async with asyncio.timeout_at(last_event and last_event + request.stall_s):
-            chunk = await response.read()
+            chunk = await response.content.readany()
         if not chunk:
             told = head.decode("utf-8", "replace")
             built.end("aborted") if built.events else built.end("garbled", told or "an empty body")
@@ -224,11 +247,11 @@ async def _read_events(
                 return
 
 
-async def _read(response: Response, bytes_max: int) -> bytes:
+async def _read(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
     """At most so many bytes of the body; the rest is never asked for."""
     parts: list[bytes] = []
     left = bytes_max
-    while left > 0 and (part := await response.read(left)):
+    while left > 0 and (part := await response.content.read(left)):
         parts.append(part)
         left -= len(part)
     return b"".join(parts)
