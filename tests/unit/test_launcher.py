@@ -68,6 +68,9 @@ def codes(text: str | bytes) -> dict[str, int]:
         (HEAD + "f() { vllm serve /a; }\n", "server-not-reached", 2),
         (HEAD + "if [ ; then\nexec vllm serve /m\n", "syntax-error", 2),
         (HEAD + "exec vllm serve /m $X\n", "unknown-words", 2),
+        (HEAD + "exec vllm serve /m { }\n", "unread", 2),
+        (HEAD + "exec vllm serve /m $'a\\\\' # it's\n", "unread", 2),
+        (HEAD + "set -e\n[ ${A:-} ]\nexec vllm serve /m\n", "server-not-reached", 4),
         (HEAD + 'exec vllm serve /m "$@"\n', "script-arguments", 2),
         (HEAD + 'X="--port 1"\nexec vllm serve /m\n', "unused-flags", 2),
         (HEAD + "cat <<'EOF' >f\nvllm serve /m\nEOF\n", "server-in-data", 3),
@@ -196,6 +199,7 @@ def test_what_no_launcher_can_carry_is_refused(change: Edit) -> None:
         ("exec env A=1 vllm serve /m", {"A": "2"}, "exec env A=2 vllm serve /m"),
         ("# c\nset -e\n\nexec vllm serve /m", {"A": "it's"},
          "# c\nset -e\nexport A='it'\\''s'\n\nexec vllm serve /m"),
+        ("A=1\nX=$A\nA=2\nexec vllm serve $X", {"A": "2"}, "A=2\nX=$A\nA=2\nexec vllm serve $X"),
         ("export A='2'\nexec vllm serve /m", {"A": "2"}, "export A='2'\nexec vllm serve /m"),
     ],
 )  # fmt: skip
@@ -250,3 +254,23 @@ def test_argv_shows_unknown_words_as_written() -> None:
     assert view.server is not None
     assert view.server.argv == ("vllm", "serve", "$M", "--port", "$P")
     assert view.server.port is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("exec vllm serve /m \\\n  --seed 1 --x \\\n  --y",
+         "exec vllm serve /m \\\n  --x \\\n  --y"),
+        ("exec vllm serve /m \\\n  --x --seed 1 \\\n  --y",
+         "exec vllm serve /m \\\n  --x \\\n  --y"),
+        ("exec vllm serve /m \\\n  --seed \\\n  1", "exec vllm serve /m"),
+        ("exec vllm serve /m --seed 1 >log --x", "exec vllm serve /m >log --x"),
+        ("A=(--seed 1 --x)\nexec vllm serve ${A[@]}", "A=(--x)\nexec vllm serve ${A[@]}"),
+        ("A=(\n  --x # x\n  --seed 1 # s\n)\nexec vllm serve ${A[@]}",
+         "A=(\n  --x # x # s\n)\nexec vllm serve ${A[@]}"),
+        ('A="--x\n  --seed\t1\n--y"\nexec vllm serve $A', 'A="--x\n--y"\nexec vllm serve $A'),
+    ],
+)  # fmt: skip
+def test_a_removed_flag_leaves_no_trace(before: str, after: str) -> None:
+    edited = edit((HEAD + before + "\n").encode(), Edit(flags={"--seed": False})).decode()
+    assert edited == HEAD + after + "\n"

@@ -394,6 +394,11 @@ def test_a_port_picks_one_of_several(oracle: Oracle) -> None:
         by_port = {settings(argv).port: settings(argv).max_num_seqs for argv in new}
         assert by_port == {8000: 4, 8001: 32}
         assert len(old) == len(new)
+        eager = oracle.servers(edit(source, Edit(flags={"--enforce-eager": True}), port=8001))
+        assert {settings(argv).port: "--enforce-eager" in argv for argv in eager} == {
+            8000: False,
+            8001: True,
+        }
     view = show(source_of("two_servers"), port=8001)
     assert view.server is not None
     assert (view.server.port, view.max_num_seqs, view.editable) == (8001, 8, True)
