@@ -23,7 +23,7 @@ from lanectl.core.flags import Asked
 from lanectl.core.lane import ADOPTED, Kind, Lane, Plan, Profile, digest
 from lanectl.core.render import asked_of
 from lanectl.core.switch import TERMINAL, UNDOING, UNTOUCHED, Facts, Outcome, Phase, after
-from lanectl.core.text import mask
+from lanectl.core.text import mask, mask_argv
 from lanectl.core.verdict import PROBE_AT_FAULT, ReplyClass, Result, Verdict
 from lanectl.errors import (
     CheckFailed,
@@ -340,6 +340,7 @@ class Engine:
         supervisor = ports.supervisor
         self.receipt["supervisor"] = supervisor.version()
         self.receipt["others_before"] = self._others()
+        self._refuse_strangers()
         self._baseline()
         # Only now, with every check passed, is anything written beside the launcher.
         ports.host.discard_stale(lane.launcher)
@@ -385,6 +386,18 @@ class Engine:
             for p in self.ports.supervisor.programs()
             if p.full_name != mine
         }
+
+    def _refuse_strangers(self) -> None:
+        """A port that somebody else holds is not ours to free: no start could come right there."""
+        if self.plan.kind is Kind.ROLLBACK or not (others := self.lookout.strangers()):
+            return
+        lane = self.lane
+        told = ", ".join(f"pid {p.pid} ({' '.join(mask_argv(p.argv))[:120]})" for p in others)
+        raise CheckFailed(
+            f"port {lane.port} is held by {told}, which is not of {lane.program} nor proven to be "
+            "left of it",
+            next_step=f"lanectl doctor {lane.name}",
+        )
 
     def _baseline(self) -> None:
         """What the old revision is worth before the change: `confirming` asks for no less."""

@@ -122,6 +122,19 @@ class Lookout:
     def orphans(self, main: int | None) -> list[Process]:
         return orphans(self.ports.host.processes(), self.sightings(), main)
 
+    def strangers(self) -> list[Process]:
+        """Who else listens on the port: not of the program's tree, and not proven to be orphans."""
+        host = self.ports.host
+        held = {pid for one in host.listeners(self.lane.port) for pid in one.pids or ()}
+        if not held:
+            return []
+        main = self.main_process(self.program())
+        processes = host.processes()
+        ours = {p.pid for p in orphans(processes, self.sightings(), main.pid if main else None)}
+        if main is not None:
+            ours |= {p.pid for p in descendants(processes, main.pid)}
+        return [p for pid in sorted(held - ours) if (p := host.process(pid)) and is_alive(p)]
+
     def prove(self, asked: Asked, *, expect: Process | Sighting | None = None) -> Proof:
         """Every socket on the port is held by the program's tree alone, and its words are right.
 
