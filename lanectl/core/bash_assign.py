@@ -61,6 +61,8 @@ class Assignments:
             return name, Array((Word(self._open(f"{name} is filled element by element", node)),))
         if appends and old is None and name not in state.vars and state.fog is not None:
             old = unknown(f"{state.fog[0]} may set {name}", state.fog[1])
+        if appends and old is None and name not in state.vars:
+            self.notes.find("appends-to-nothing", line(node), name)
         if appends and isinstance(value, Array):
             before = () if old is None else old.items if isinstance(old, Array) else (Word(old),)
             value = Array(before + value.items)

@@ -301,8 +301,7 @@ def _speculative_mismatches(live: Speculative, asked: Mapping[str, Any]) -> list
         f"speculative {key} must be {json.dumps(value)}, "
         f"but is {json.dumps(live[key]) if key in live else 'not there'}"
         for key, value in asked.items()
-        if key not in live
-        or not (same_json(live[key], value) or str(live[key]) == str(value))
+        if key not in live or not (same_json(live[key], value) or str(live[key]) == str(value))
     ]
 
 

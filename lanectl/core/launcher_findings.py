@@ -63,6 +63,11 @@ _NOTES: Final[dict[str, tuple[Severity, str, str]]] = {
         "arguments in supervisord's `command=` would be passed on to the server; lanectl assumes "
         "that there are none",
     ),
+    "appends-to-nothing": (
+        "info",
+        "environment-default",
+        "{0} grows here from what supervisord's environment gives it; lanectl assumes nothing",
+    ),
     "opaque-script": (
         "warning",
         "opaque-script",
