@@ -8,12 +8,13 @@ listening socket is traced to its holders, and a start counts only with a new pi
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lanectl.core.flags import Asked, find_server, mismatches
-from lanectl.core.lane import Lane
+from lanectl.core.lane import Lane, Profile
+from lanectl.core.render import asked_of
 from lanectl.core.text import mask, mask_argv
 from lanectl.errors import ChangeFailed
 from lanectl.ports import DOWN, UP, Ports, Process, Program, Sighting
@@ -118,6 +119,16 @@ class Lookout:
 
     def sightings(self) -> list[Sighting]:
         return self.ports.store.sightings(self.lane.name, self._boot)
+
+    def environment(self) -> Mapping[str, str] | None:
+        """What supervisord starts the program with: its own environment and `environment=`."""
+        given = self.ports.supervisor.settings(self.lane.program).environment
+        own = self.ports.host.environ(self.ports.supervisor.pid()) if given is not None else None
+        return None if own is None or given is None else {**own, **given}
+
+    def asked_of(self, text: bytes, profile: Profile | None) -> Asked:
+        """What a command line started from `text` must carry, with this supervisord."""
+        return asked_of(text, profile, port=self.lane.port, environment=self.environment())
 
     def orphans(self, main: int | None) -> list[Process]:
         return orphans(self.ports.host.processes(), self.sightings(), main)

@@ -13,7 +13,7 @@ from lanectl.app.process import Lookout, Proof, same
 from lanectl.config import Config
 from lanectl.core.flags import Asked
 from lanectl.core.lane import ADOPTED, Lane
-from lanectl.core.render import asked_of, view_of
+from lanectl.core.render import view_of
 from lanectl.core.verdict import ProbeResult, ReplyClass, Result, combine
 from lanectl.errors import CheckFailed, ConfigError, Quarantined, Refused, Unreachable
 from lanectl.ports import Ports, SmokeRow, SwitchRow
@@ -55,7 +55,7 @@ def adopt(
         elif main is None:
             why = f"{lane.program} is not running, so no gate could be run"
         else:
-            proof = lookout.prove(asked_of(deployed.text, None, port=lane.port))
+            proof = lookout.prove(lookout.asked_of(deployed.text, None))
             why = _unproven(proof, deployed.changed_at)
             run = run_gate(ports.api, ports.clock, lane, PROVING_GATE, progress=say)
             if lost := _changed(lookout, proof):

@@ -7,6 +7,7 @@ other word as it was. What cannot be proven is refused with its line and its cau
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,9 +40,15 @@ class View:
     why_not: str | None
 
 
-def show(source: bytes, *, port: int | None = None) -> View:
-    """Read a launcher; any bytes will do. `port` picks one of several servers."""
-    reading = Reading(source)
+def show(
+    source: bytes, *, port: int | None = None, environment: Mapping[str, str] | None = None
+) -> View:
+    """Read a launcher; any bytes will do. `port` picks one of several servers.
+
+    environment: what it is started with, where that is known. Without it a default that the
+    launcher leaves to the environment is taken to hold, and a finding says so.
+    """
+    reading = Reading(source, environment)
     picked = reading.pick(port)
     group = picked[0] if picked else None
     servers = tuple(one.server() for one in reading.groups)

@@ -12,7 +12,8 @@ from typing import Any, Final, Literal
 from lanectl.core import flags
 from lanectl.core.bash import Shell
 from lanectl.core.bash_commands import Run
-from lanectl.core.bash_text import Hole, Word, known
+from lanectl.core.bash_state import State
+from lanectl.core.bash_text import Hole, Word, known, made
 from lanectl.core.command import MARKS
 from lanectl.core.launcher_findings import (
     Finding,
@@ -144,13 +145,25 @@ def _same(one: flags.Speculative, other: flags.Speculative) -> bool:
     return flags.same_json(one, other)
 
 
-class Reading:
-    """A launcher read once."""
+def _started_with(environment: Mapping[str, str]) -> State:
+    """The state in which bash begins: each variable set and exported, its bytes as they are."""
+    raw = {
+        name: value.encode("utf-8", "surrogateescape").decode("latin-1")
+        for name, value in environment.items()
+    }
+    return State(vars={name: made(value) for name, value in raw.items()}, exported=frozenset(raw))
 
-    def __init__(self, source: bytes) -> None:
+
+class Reading:
+    """A launcher read once.
+
+    environment: what it is started with, where that is known; without it every default holds.
+    """
+
+    def __init__(self, source: bytes, environment: Mapping[str, str] | None = None) -> None:
         self.text = source.decode("latin-1")
         self.shell = Shell(self.text)
-        self.shell.interpret()
+        self.shell.interpret(_started_with(environment or {}))
         self.groups = _group(self.shell.runs)
         self.findings = self._findings()
 

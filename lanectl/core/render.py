@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from lanectl.core import launcher
@@ -10,14 +11,16 @@ from lanectl.core.lane import ADOPTED, Profile
 from lanectl.core.launcher import Edit, View
 from lanectl.errors import EditRefused
 
-ASSUMES = "environment-default"
-"""The finding of a launcher that takes a setting from its environment."""
+ASSUMPTIONS = frozenset({"environment-default", "script-arguments"})
+"""Findings of a launcher that takes something from its environment or its arguments."""
 
 
-def view_of(text: bytes, port: int) -> View:
+def view_of(text: bytes, port: int, environment: Mapping[str, str] | None = None) -> View:
     """The launcher as read for this lane's port; the only server, where there is just one."""
-    view = launcher.show(text)
-    return launcher.show(text, port=port) if len(view.servers) > 1 else view
+    view = launcher.show(text, environment=environment)
+    if len(view.servers) > 1:
+        return launcher.show(text, port=port, environment=environment)
+    return view
 
 
 def render(base: bytes, profile: Profile, *, port: int, script: bytes | None = None) -> bytes:
@@ -45,16 +48,25 @@ def render(base: bytes, profile: Profile, *, port: int, script: bytes | None = N
     return launcher.edit(base, change, port=port if several else None)
 
 
-def asked_of(text: bytes, profile: Profile | None, *, port: int) -> Asked:
+def asked_of(
+    text: bytes,
+    profile: Profile | None,
+    *,
+    port: int,
+    environment: Mapping[str, str] | None = None,
+) -> Asked:
     """What the running command line must carry: the text as read, then the profile's own words.
 
-    A setting that cannot be read from the text asks for nothing here, nor does a text that leaves
-    anything to the environment: there supervisord's `environment=` decides. The profile's own
-    words always count.
+    environment: what supervisord starts the program with; None where that is not known. Then a
+    text that leaves anything to it asks for nothing by itself. A setting that cannot be read asks
+    for nothing either. The profile's own words always count.
     """
-    view = view_of(text, port)
+    view = view_of(text, port, environment)
+    assumes = {finding.code for finding in view.findings} & ASSUMPTIONS
+    if environment is not None:
+        assumes.discard("environment-default")
     asked = Asked()
-    if not any(finding.code == ASSUMES for finding in view.findings):
+    if not assumes:
         asked = Asked(
             speculative=None if view.speculative == "unknown" else view.speculative,
             max_num_seqs=view.max_num_seqs if isinstance(view.max_num_seqs, int) else None,

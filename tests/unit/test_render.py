@@ -60,3 +60,10 @@ def test_a_text_with_knobs_asks_only_for_what_the_profile_says() -> None:
     """supervisord's `environment=` may set the knob: the text alone proves nothing of it."""
     assert asked_of(KNOBS, Profile("p", max_num_seqs=8), port=8000) == Asked(max_num_seqs=8)
     assert asked_of(KNOBS, None, port=8000) == Asked()
+
+
+def test_a_known_environment_decides_what_the_knobs_give() -> None:
+    plain = asked_of(KNOBS, None, port=8000, environment={"HOME": "/root"})
+    assert (plain.max_num_seqs, plain.model) == (4, "/models/q")
+    told = asked_of(KNOBS, None, port=8000, environment={"SEQS": "64"})
+    assert told.max_num_seqs == 64
