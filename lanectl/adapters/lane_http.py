@@ -4,7 +4,7 @@ A new connection for each request, on purpose: a kept one would go on talking to
 before the restart. No redirects, no proxies of the environment, no decompression: the lane is
 asked directly, and whatever does otherwise is told as it is.
 
-The methods are synchronous and run on a private event loop. One object serves one thread.
+The methods are synchronous; generations run on a private event loop. One object serves one thread.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lanectl.adapters.chat_reply import ReplyBuilder, error_text
+from lanectl.adapters.http_get import get
 from lanectl.adapters.lane_metrics import read_metrics
 from lanectl.adapters.sse import EventSplitter, TooLong
 from lanectl.core.smoke import ProbeRequest, Reply
@@ -51,6 +52,7 @@ class HttpLane:
         self._api_key_file = api_key_file
         self._runner: asyncio.Runner | None = None
         self._session: aiohttp.ClientSession | None = None
+        self._headers: dict[str, str] | None = None
 
     # ---------------------------------------------------------------------------------- the port
 
@@ -97,47 +99,32 @@ class HttpLane:
             self._runner = asyncio.Runner()
         return self._runner.run(work)
 
-    def _opened(self) -> aiohttp.ClientSession:
-        """The session, made inside the loop at the first request."""
-        if self._session is None:
-            import aiohttp
-
+    def _asking(self) -> dict[str, str]:
+        """The headers of every request; the key is read when first needed."""
+        if self._headers is None:
             headers = {"Accept-Encoding": "identity", "User-Agent": "lanectl"}
             if self._api_key_file:
                 headers["Authorization"] = f"Bearer {_read_key(self._api_key_file)}"
+            self._headers = headers
+        return self._headers
+
+    def _get(self, url: str, timeout_s: float, bytes_max: int = ANSWER_BYTES_MAX) -> Answer:
+        return get(url, self._asking(), timeout_s=timeout_s, bytes_max=bytes_max)
+
+    def _opened(self) -> aiohttp.ClientSession:
+        """The session of the generations, made inside the loop at the first one."""
+        if self._session is None:
+            import aiohttp
+
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(force_close=True, limit=0),
-                headers=headers,
+                headers=self._asking(),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
                 trust_env=False,
             )
         return self._session
-
-    def _get(self, url: str, timeout_s: float, bytes_max: int = ANSWER_BYTES_MAX) -> Answer:
-        return self._run(self._get_bounded(url, timeout_s, bytes_max))
-
-    async def _get_bounded(self, url: str, timeout_s: float, bytes_max: int) -> Answer:
-        session = self._opened()
-        import aiohttp
-
-        status: int | None = None
-        try:
-            async with (
-                asyncio.timeout(timeout_s),
-                session.get(url, allow_redirects=False) as response,
-            ):
-                status = response.status
-                body = await _read(response, bytes_max + 1)
-        except TimeoutError:
-            return Answer(status, error=f"no answer within {timeout_s:g} s")
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            return Answer(status, error=_why(error))
-        text = body[:bytes_max].decode("utf-8", "replace")
-        if len(body) > bytes_max:
-            return Answer(status, text, f"more than {bytes_max} bytes")
-        return Answer(status, text)
 
     async def _chat(
         self, requests: Sequence[ProbeRequest], stop: Callable[[], bool]

@@ -16,16 +16,14 @@ import socket
 import threading
 import time
 import xmlrpc.client
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 from xml.parsers.expat import ExpatError
 
+from lanectl.adapters import timed_socket
+from lanectl.adapters.timed_socket import TimedSocket
 from lanectl.errors import ConfigError, Unreachable
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer, WriteableBuffer
 
 REPLY_LIMIT = 8 << 20
 """A reply of more bytes than this is not supervisord's."""
@@ -38,30 +36,6 @@ _NO_CONTROLS = bytes.maketrans(_CONTROLS, b"?" * len(_CONTROLS))
 
 class ReplyFailed(Unreachable):
     """HTTP 500: supervisord is there, but this one call made it stumble."""
-
-
-class _TimedSocket(socket.socket):
-    """A socket whose sends and receives all end at one `deadline` (on the monotonic clock)."""
-
-    deadline: float = 0.0
-
-    def _arm(self) -> None:
-        left = self.deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("timed out")
-        self.settimeout(left)
-
-    def connect(self, address: Any) -> None:
-        self._arm()
-        super().connect(address)
-
-    def sendall(self, data: ReadableBuffer, flags: int = 0) -> None:
-        self._arm()
-        super().sendall(data, flags)
-
-    def recv_into(self, buffer: WriteableBuffer, nbytes: int = 0, flags: int = 0) -> int:
-        self._arm()
-        return super().recv_into(buffer, nbytes, flags)
 
 
 class Wire:
@@ -143,7 +117,7 @@ class Wire:
         """
         if self._http is not None:
             held = self._http.sock
-            if isinstance(held, _TimedSocket) and not select.select([held], [], [], 0)[0]:
+            if isinstance(held, TimedSocket) and not select.select([held], [], [], 0)[0]:
                 held.deadline = deadline
                 return self._http
             self.close()
@@ -152,27 +126,10 @@ class Wire:
         self._http = connection
         return connection
 
-    def _connect(self, deadline: float) -> _TimedSocket:
+    def _connect(self, deadline: float) -> TimedSocket:
         if self._socket_path:
-            places: list[tuple[int, Any]] = [(socket.AF_UNIX, self._socket_path)]
-        else:
-            found = socket.getaddrinfo(*self._address, type=socket.SOCK_STREAM)
-            places = [(entry[0], entry[4]) for entry in found]
-        failure: OSError = OSError("no address")
-        for family, address in places:
-            sock = _TimedSocket(family, socket.SOCK_STREAM)
-            sock.deadline = deadline
-            try:
-                sock.connect(address)
-            except OSError as error:
-                sock.close()
-                failure = error
-                continue
-            if family != socket.AF_UNIX:
-                with suppress(OSError):
-                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return sock
-        raise failure
+            return timed_socket.connect([(socket.AF_UNIX, self._socket_path)], deadline)
+        return timed_socket.connect(timed_socket.resolve(*self._address), deadline)
 
     def _make_headers(self) -> dict[str, str]:
         headers = {"Content-Type": "text/xml", "Accept": "text/xml"}
