@@ -16,7 +16,7 @@ from lanectl.app.process import Lookout
 from lanectl.config import Config
 from lanectl.core.lane import ADOPTED, Kind, Lane, Plan, Profile, Revision, digest
 from lanectl.core.launcher import Finding
-from lanectl.core.render import asked_of, render, view_of
+from lanectl.core.render import render, view_of
 from lanectl.core.switch import TERMINAL, Phase
 from lanectl.core.text import mask
 from lanectl.errors import (
@@ -31,7 +31,7 @@ from lanectl.errors import (
     Refused,
     StoreUnusable,
 )
-from lanectl.ports import UP, Host, LaneRow, LauncherFile, Ports, SwitchRow
+from lanectl.ports import UP, Host, LaneRow, LauncherFile, Ports, Store, SwitchRow
 
 DRIFTED = "drifted"
 """The profile name of a text that nobody recorded and that `--accept-drift` named."""
@@ -258,7 +258,7 @@ def is_as_asked(ports: Ports, lane: Lane, deployed: LauncherFile, profile: Profi
     )
     if not started_by_us and main.started < deployed.changed_at:
         return False
-    proof = lookout.prove(asked_of(deployed.text, profile, port=lane.port))
+    proof = lookout.prove(lookout.asked_of(deployed.text, profile))
     if proof.problems or proof.mismatches or not proof.listening:
         return False
     return ports.api.health().status == 200 and isinstance(ports.api.models(), list)
@@ -383,13 +383,16 @@ def from_backup(ports: Ports, lane: Lane, path: str) -> Revision:
     file = ports.host.read(path)
     if file is None:
         raise ConfigError(f"there is no backup {path}")
-    known = ports.store.revision(lane.name, file.sha256)
+    return _recorded(ports.store, lane, path, file, adopted_row(ports, lane).base_sha256)
+
+
+def _recorded(store: Store, lane: Lane, path: str, file: LauncherFile, base: str) -> Revision:
+    known = store.revision(lane.name, file.sha256)
     if known is not None:
         return known
     name = re.search(r"\.bak-\d{8}-\d{6}-(.+?)(-\d+)?$", PurePath(path).name)
-    base = adopted_row(ports, lane).base_sha256
     revision = Revision(lane.name, file.sha256, name[1] if name else "backup", base, file.text)
-    ports.store.save_revision(revision)
+    store.save_revision(revision)
     return revision
 
 
@@ -427,8 +430,11 @@ def unified(lane: Lane, old: bytes, new: bytes, name: str) -> str:
     return "".join(line if line.endswith("\n") else line + "\n" for line in lines)
 
 
-def restore_file(host: Host, lane: Lane, backup: str, who: str) -> str:
-    """Put a backup in place by the files alone; returns the digest. No process is touched."""
+def restore_file(host: Host, store: Store, lane: Lane, backup: str, who: str) -> str:
+    """Put a backup in place; returns the digest. No process is touched.
+
+    An adopted lane has it as its current revision then, so that a `restart` finishes the rollback.
+    """
     with host.lock(lane.launcher, {"who": who}):
         file, deployed = host.read(backup), host.read(lane.launcher)
         if file is None:
@@ -438,4 +444,7 @@ def restore_file(host: Host, lane: Lane, backup: str, who: str) -> str:
         if deployed.sha256 != file.sha256:
             staged = host.stage(deployed, file.text)
             host.replace(lane.launcher, staged, frozenset({deployed.sha256}))
+        if row := store.lane(lane.name):
+            _recorded(store, lane, backup, file, row.base_sha256)
+            store.set_current(lane.name, file.sha256)
     return file.sha256

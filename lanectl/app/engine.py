@@ -21,7 +21,6 @@ from lanectl.app.process import Lookout, NeedsReboot, same
 from lanectl.app.verify import StepFailed, Verifier, said
 from lanectl.core.flags import Asked
 from lanectl.core.lane import ADOPTED, Kind, Lane, Plan, Profile, digest
-from lanectl.core.render import asked_of
 from lanectl.core.switch import TERMINAL, UNDOING, UNTOUCHED, Facts, Outcome, Phase, after
 from lanectl.core.text import mask, mask_argv
 from lanectl.core.verdict import PROBE_AT_FAULT, ReplyClass, Result, Verdict
@@ -372,6 +371,12 @@ class Engine:
             raise Drift(f"there is no launcher {self.lane.launcher} any more")
         return deployed
 
+    def _still(self, sha256: str) -> None:
+        """What was put in place stands there: somebody else may have edited it since."""
+        deployed = self._deployed()
+        if deployed.sha256 != sha256:
+            raise Drift(f"{deployed.path} is {deployed.sha256[:12]} by now, not {sha256[:12]}")
+
     def _text(self, sha256: str) -> bytes:
         revision = self.ports.store.revision(self.lane.name, sha256)
         if revision is None or digest(revision.text) != sha256:
@@ -454,7 +459,7 @@ class Engine:
     def _asked_of(self, sha256: str, profile: str) -> Asked:
         text = self._text(sha256)
         known = self.lane.profiles.get(profile) if profile != ADOPTED else Profile(ADOPTED)
-        return asked_of(text, known, port=self.lane.port)
+        return self.lookout.asked_of(text, known)
 
     # ------------------------------------------------------------------------------------ draining
 
@@ -537,6 +542,7 @@ class Engine:
         asked = self._asked_of(plan.to_sha256, plan.to_profile)
         expect = self._started()
         verifier = self._verifier()
+        self._still(plan.to_sha256)
         verifier.wait_ready(asked, expect, lane.ready_timeout_s)
         self._proven(verifier, asked, expect)
         self.say(f"running the {plan.gate} gate")
@@ -564,6 +570,7 @@ class Engine:
             )
         verifier.wait_uptime(expect)
         self._proven(verifier, asked, expect)
+        self._still(plan.to_sha256)
         self.verdict = verdict_json(run.verdict)
         self.ports.store.note(self.id, verdict=self.verdict)
         self._fill_receipt()
@@ -604,9 +611,7 @@ class Engine:
         """The old revision is as good as its baseline: no more is asked, and no less."""
         plan, lane = self.plan, self.lane
         before = self.receipt["program"]["before"]
-        deployed = self._deployed()
-        if deployed.sha256 != plan.from_sha256:
-            raise Drift(f"{deployed.path} is {deployed.sha256[:12]}, not {plan.from_sha256[:12]}")
+        self._still(plan.from_sha256)
         if before["down"]:
             if Phase.RESTARTING in self.entered and self.lookout.program().state in UP:
                 raise StepFailed(f"{lane.program} was down before, and runs now")

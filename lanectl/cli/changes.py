@@ -102,7 +102,7 @@ def rollback(
         backup = str(Path(backup).absolute())
         store_url = _store_or_scratch(config)
         if not _supervisord_answers(config, target, store_url):
-            return _restore_file(settings, target, backup)
+            return _restore_file(settings, config, target, backup, store_url)
 
     def plan(ports: Ports, config: Config, lane: Lane, asking: Asking) -> Any:
         return change.plan_rollback(ports, config, lane, asking, to=to, backup=backup)
@@ -260,7 +260,7 @@ def _store_or_scratch(config: Config) -> str | None:
     """None: the store serves. Else the URL of a new one: the files alone must do."""
     try:
         with wiring.store(config) as store:
-            store.lane("")
+            store.end_probation("", "")  # Nothing of that name: but it must be able to write.
     except StoreUnusable as error:
         url = wiring.scratch_url()
         print(
@@ -282,9 +282,12 @@ def _supervisord_answers(config: Config, lane: Lane, store_url: str | None) -> b
     return True
 
 
-def _restore_file(settings: Settings, lane: Lane, backup: str) -> int:
+def _restore_file(
+    settings: Settings, config: Config, lane: Lane, backup: str, store_url: str | None
+) -> int:
     """Put the backup in place without supervisord; what is left to do is said. Exit 5."""
-    restored = change.restore_file(wiring.local_host(), lane, backup, who())
+    with wiring.ports(config, lane, store_url=store_url) as ports:
+        restored = change.restore_file(ports.host, ports.store, lane, backup, who())
     message = (
         f"{backup} is in place as {lane.launcher} ({short(restored)}); supervisord does not "
         f"answer, so {lane.program} still runs what it ran"
