@@ -10,9 +10,12 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from lanectl.app.documents import verdict_json
-from lanectl.app.gate import run_gate
+from lanectl.app.process import Lookout
+from lanectl.app.service import run_gate_of_program
+from lanectl.app.verify import said
 from lanectl.core.lane import Lane
-from lanectl.core.verdict import Result, Verdict
+from lanectl.core.verdict import ReplyClass, Result, Verdict
+from lanectl.errors import Unreachable
 from lanectl.ports import Ports, Probation, Process, SmokeRow, SwitchRow
 
 EVERY_S = 60.0
@@ -46,18 +49,16 @@ def watch(
         if deployed is None or deployed.sha256 != sha256:
             return _end(ports, lane, row, "the launcher drifted")
         gate = PROVING if left <= 0 else "quick"
-        run = run_gate(ports.api, clock, lane, gate, stop=lambda: not _mine(ports, lane, row))
+        verdict = _judge(ports, lane, row, gate)
         if not _mine(ports, lane, row):
             return "ended by another change"
-        store.record_smoke(
-            lane.name, SmokeRow(clock.now(), gate, sha256, verdict_json(run.verdict))
-        )
-        if run.verdict.outcome is Result.FAILED:
-            why = f"probation of {row.id}: the {gate} gate failed ({run.verdict.cls})"
+        store.record_smoke(lane.name, SmokeRow(clock.now(), gate, sha256, verdict_json(verdict)))
+        if verdict.outcome is Result.FAILED:
+            why = f"probation of {row.id}: the {gate} gate failed ({verdict.cls})"
             _end(ports, lane, row, why)
             roll_back(why)
             return why
-        if run.verdict.passed:
+        if verdict.passed:
             could_not_tell = 0
             if gate == PROVING:
                 store.set_stable(lane.name, sha256, True)
@@ -69,7 +70,25 @@ def watch(
         store.extend_probation(row.id, ends)
         if could_not_tell == ALERT_AFTER:
             could_not_tell = 0
-            _alert(ports, lane, run.verdict)
+            _alert(ports, lane, verdict)
+
+
+def _judge(ports: Ports, lane: Lane, row: SwitchRow, gate: str) -> Verdict:
+    """A gate's verdict on the process that the change started.
+
+    Another one is no proof, whether it crashed or was restarted by hand: "could not tell".
+    """
+    try:
+        run = run_gate_of_program(ports, lane, gate, stop=lambda: not _mine(ports, lane, row))
+        lookout = Lookout(ports, lane)
+        now = lookout.main_process(lookout.program())
+    except Unreachable as error:
+        return said(Result.ERROR, ReplyClass.UNREACHABLE, "supervisord", error.message)
+    started = row.receipt["program"]["after"]
+    if run.verdict.passed and (now is None or now.pid != started["pid"]):
+        told = f"{lane.program} is pid {now.pid if now else '-'}, not pid {started['pid']}"
+        return said(Result.INCONCLUSIVE, ReplyClass.WRONG_PROCESS, "process", told)
+    return run.verdict
 
 
 def _mine(ports: Ports, lane: Lane, row: SwitchRow) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from typing import Any
 
 from lanectl.app.change import adopt_text, adopted_row, deployed_file, recover, rendered, unified
 from lanectl.app.documents import Document, history_entry, iso, verdict_json
 from lanectl.app.engine import Say
-from lanectl.app.gate import GateRun, run_gate
+from lanectl.app.gate import GateRun, ignore, never, run_gate
 from lanectl.app.process import Lookout, Proof, same
 from lanectl.config import Config
 from lanectl.core.flags import Asked
@@ -167,30 +168,36 @@ def smoke(ports: Ports, lane: Lane, gate: str, *, say: Say) -> tuple[Document, G
 
     The right process must answer before and after: an orphan's good reply says nothing.
     """
-    wrong = ""
-    lookout = Lookout(ports, lane)
+    row, deployed = ports.store.lane(lane.name), ports.host.read(lane.launcher)
     try:
-        row = ports.store.lane(lane.name)
-        deployed = ports.host.read(lane.launcher)
+        run = run_gate_of_program(ports, lane, gate, say=say)
         sha256 = deployed.sha256 if deployed else None
-        proof = lookout.prove(Asked())
-        if proof.listening or proof.problems:
-            wrong = "; ".join(proof.problems)
     except Unreachable:
         # supervisord is away: the lane can still be judged, but not whose reply it is.
-        row, sha256, proof = ports.store.lane(lane.name), None, None
-    run = run_gate(ports.api, ports.clock, lane, gate, progress=say)
-    if proof is not None and not wrong and run.verdict.passed:
-        wrong = _changed(lookout, proof)
-    verdict = run.verdict
-    if wrong and verdict.cls is not ReplyClass.UNREACHABLE:
-        probe = ProbeResult("process", ReplyClass.WRONG_PROCESS, Result.FAILED, detail=wrong)
-        verdict = combine([probe, *verdict.probes])
-    body = verdict_json(verdict)
+        run, sha256 = run_gate(ports.api, ports.clock, lane, gate, progress=say), None
+    body = verdict_json(run.verdict)
     if row is not None:
         ports.store.record_smoke(lane.name, SmokeRow(ports.clock.now(), gate, sha256, body))
-    document = {"gate": gate, "lane": lane.name, **body, "foreign_load": run.foreign_load}
-    return document, GateRun(verdict, run.foreign_load, run.cache, run.requests, run.cut)
+    return {"gate": gate, "lane": lane.name, **body, "foreign_load": run.foreign_load}, run
+
+
+def run_gate_of_program(
+    ports: Ports, lane: Lane, gate: str, *, stop: Callable[[], bool] = never, say: Say = ignore
+) -> GateRun:
+    """Run a gate, and see that it was the program's own process that answered, all the time.
+
+    Raises Unreachable when supervisord does not answer.
+    """
+    lookout = Lookout(ports, lane)
+    proof = lookout.prove(Asked())
+    wrong = "; ".join(proof.problems)
+    run = run_gate(ports.api, ports.clock, lane, gate, stop=stop, progress=say)
+    if not wrong and run.verdict.passed:
+        wrong = _changed(lookout, proof)
+    if not wrong or run.verdict.cls is ReplyClass.UNREACHABLE:
+        return run
+    probe = ProbeResult("process", ReplyClass.WRONG_PROCESS, Result.FAILED, detail=wrong)
+    return replace(run, verdict=combine([probe, *run.verdict.probes]))
 
 
 def status(ports: Ports, config: Config, lane: Lane) -> Document:
@@ -269,6 +276,8 @@ def quarantine(ports: Ports, lane: Lane, reason: str, *, stop: bool, say: Say) -
     """No switch and no automatic action until a release; with `stop`, the program is stopped."""
     adopted_row(ports, lane)
     ports.store.set_quarantine(lane.name, reason)
+    # A probation can roll back by itself, and nothing does that to a quarantined lane.
+    ports.store.end_probation(lane.name, "ended by a quarantine")
     stopped: dict[str, Any] | None = None
     if stop:
         with ports.host.lock(lane.launcher, {"who": "quarantine", "at": iso(ports.clock.now())}):

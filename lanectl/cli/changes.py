@@ -12,7 +12,7 @@ import click
 
 from lanectl import wiring
 from lanectl.app import change, probation
-from lanectl.app.change import Asking, MakePlan, Unchanged
+from lanectl.app.change import Asking, Unchanged
 from lanectl.app.documents import EXIT, revision_side, still_document, switch_document
 from lanectl.cli import worker
 from lanectl.cli.errors import document, tell
@@ -22,7 +22,7 @@ from lanectl.cli.tables import emit, paint, short
 from lanectl.config import Config, find, load
 from lanectl.core.lane import Kind, Lane, Plan
 from lanectl.core.switch import TERMINAL, Phase
-from lanectl.errors import LanectlError, StoreUnusable, Unreachable
+from lanectl.errors import LanectlError, Refused, StoreUnusable, Unreachable
 from lanectl.ports import Ports, SwitchRow
 
 GATES = click.Choice(["quick", "switch", "soak"])
@@ -209,8 +209,18 @@ def _probation(ports: Ports, config: Config, lane: Lane, row: SwitchRow) -> None
 
     def roll_back(why: str) -> None:
         asking = Asking("lanectl (probation)", why)
-        make_plan: MakePlan = lambda: change.plan_rollback(ports, config, lane, asking)  # noqa: E731
-        change.run(ports, lane, make_plan, asking=asking, say=lambda _text: None)
+
+        def make_plan() -> Plan | Unchanged:
+            now = ports.store.lane(lane.name)
+            if now is None or now.current_sha256 != row.plan.to_sha256:
+                raise Refused(f"lane {lane.name} was moved meanwhile")
+            return change.plan_rollback(ports, config, lane, asking)
+
+        try:
+            change.run(ports, lane, make_plan, asking=asking, say=lambda _text: None)
+        except LanectlError as error:
+            title = f"lane {lane.name} was not rolled back by itself"
+            ports.notifier.tell(lane.name, title, f"{why}; {error.message}")
 
     probation.watch(ports, lane, row, wiring.this_process(ports.host), roll_back)
 
