@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import PurePath
+from typing import Any
 
+from lanectl.app.documents import iso
 from lanectl.app.engine import PREEMPTED, Engine, Say
 from lanectl.app.process import Lookout
 from lanectl.config import Config
@@ -84,7 +87,7 @@ def run(
     one, a dead rollback is finished and is the answer, never left for a third revision.
     Raises Refused when nothing was done, JournalLost when the store fails in the middle.
     """
-    holder = {"who": asking.who, "at": ports.clock.now().isoformat()}
+    holder = held_by(ports, asking.who)
     if preempt:
         _preempt(ports, lane, say)
     with ports.host.lock(lane.launcher, holder):
@@ -104,6 +107,11 @@ def run(
         opened(row)
         Engine(ports, row, say).run()
     return _reread(ports, row.id)
+
+
+def held_by(ports: Ports, who: str) -> dict[str, Any]:
+    """What the lane's lock says of its holder: this process."""
+    return {"who": who, "pid": os.getpid(), "at": iso(ports.clock.now())}
 
 
 def recover(ports: Ports, lane: Lane, say: Say, *, preempted: bool = False) -> SwitchRow | None:

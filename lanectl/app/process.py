@@ -19,6 +19,7 @@ from lanectl.core.text import mask, mask_argv
 from lanectl.errors import ChangeFailed
 from lanectl.ports import DOWN, UP, Ports, Process, Program, Sighting
 
+EXITED_LOOKS = 3
 POLL_S = 0.02
 """How often the kernel is asked: a dead launcher is noticed within a few of these."""
 SUPERVISOR_POLL_S = 0.1
@@ -216,49 +217,62 @@ class Lookout:
 
         Returns what was done, for the receipt. Raises NeedsReboot, ChangeFailed.
         """
-        host, supervisor, lane = self.ports.host, self.ports.supervisor, self.lane
+        supervisor, lane = self.ports.supervisor, self.lane
         done: dict[str, Any] = {"killed": [], "orphans": []}
         boards = self._boards()
-        program = self.program()
-        main = self.main_process(program)
         tree: list[Process] = []
-        if main is not None:
-            self.record(main, None)
-            tree = descendants(host.processes(), main.pid)
-            starting = not any(
-                listener.pids and listener.pids & {p.pid for p in tree}
-                for listener in host.listeners(lane.port)
-            )
-            supervisor.stop(program.full_name)
-            done["starting"] = starting
-            if starting:
-                self._signal(descendants(host.processes(), main.pid), signal.SIGTERM, main.pid)
-            limit = min(lane.stop_timeout_s, STARTING_GRACE_S) if starting else lane.stop_timeout_s
-            say(f"waiting for {len(tree)} processes of {lane.program} to end")
-            left = self._wait_gone(tree, main.pid, limit)
-            if left:
-                done["killed"] = [p.pid for p in left]
-                say(f"killing the process group {main.pid}")
-                # Those of the group are proven; a member that left it is waited for only.
-                left = self._kill(tree, main.pid)
-            if left:
-                names = ", ".join(f"{p.pid} ({p.name}, {p.state})" for p in left)
-                if all(p.pgid != main.pid for p in left):
-                    raise ChangeFailed(
-                        f"{names} left the process group of {lane.program} and did not end with it",
-                        next_step=f"end them by hand, then: lanectl restart {lane.name}",
-                    )
-                raise NeedsReboot(
-                    f"{names} survived SIGKILL on lane {lane.name}",
-                    next_step="reboot the host, then: lanectl restart " + lane.name,
-                )
-        elif program.state in ("BACKOFF", "STARTING", "RUNNING", "STOPPING"):
-            supervisor.stop(program.full_name)
-        self._wait_down(lane.stop_timeout_s + KILL_GRACE_S)
+        deadline = self.ports.clock.monotonic() + 2 * lane.stop_timeout_s + KILL_GRACE_S
+        while True:
+            program = self.program()
+            main = self.main_process(program)
+            if main is not None:
+                tree += self._stop_tree(program, main, done, say)
+            elif program.state in ("BACKOFF", "STARTING", "RUNNING", "STOPPING"):
+                supervisor.stop(program.full_name)
+            if self._wait_down(lane.stop_timeout_s + KILL_GRACE_S, tree):
+                break
+            if self.ports.clock.monotonic() >= deadline:
+                raise ChangeFailed(f"supervisord starts {lane.program} again after every stop")
         done["orphans"] = self.reap(say)
         self._wait_port_free()
         self._wait_gpu(boards, {p.pid for p in tree}, say)
         return done
+
+    def _stop_tree(
+        self, program: Program, main: Process, done: dict[str, Any], say: Callable[[str], None]
+    ) -> list[Process]:
+        """Stop the program's main process with all that is below it; returns that tree."""
+        host, lane = self.ports.host, self.lane
+        self.record(main, None)
+        tree = descendants(host.processes(), main.pid)
+        starting = not any(
+            listener.pids and listener.pids & {p.pid for p in tree}
+            for listener in host.listeners(lane.port)
+        )
+        self.ports.supervisor.stop(program.full_name)
+        done["starting"] = starting
+        if starting:
+            self._signal(descendants(host.processes(), main.pid), signal.SIGTERM, main.pid)
+        limit = min(lane.stop_timeout_s, STARTING_GRACE_S) if starting else lane.stop_timeout_s
+        say(f"waiting for {len(tree)} processes of {lane.program} to end")
+        left = self._wait_gone(tree, main.pid, limit)
+        if left:
+            done["killed"] += [p.pid for p in left]
+            say(f"killing the process group {main.pid}")
+            # Those of the group are proven; a member that left it is waited for only.
+            left = self._kill(tree, main.pid)
+        if left:
+            names = ", ".join(f"{p.pid} ({p.name}, {p.state})" for p in left)
+            if all(p.pgid != main.pid for p in left):
+                raise ChangeFailed(
+                    f"{names} left the process group of {lane.program} and did not end with it",
+                    next_step=f"end them by hand, then: lanectl restart {lane.name}",
+                )
+            raise NeedsReboot(
+                f"{names} survived SIGKILL on lane {lane.name}",
+                next_step="reboot the host, then: lanectl restart " + lane.name,
+            )
+        return tree
 
     def reap(self, say: Callable[[str], None]) -> list[int]:
         """End proven orphans: SIGTERM, then SIGKILL. Returns their pids; raises NeedsReboot."""
@@ -324,18 +338,26 @@ class Lookout:
             if process.pgid == group:
                 self.ports.host.signal(process, signum)
 
-    def _wait_down(self, limit_s: float) -> None:
-        state = ""
+    def _wait_down(self, limit_s: float, tree: Sequence[Process]) -> bool:
+        """See the program down. False: supervisord has started it anew, or is about to."""
+        state, again, exited = "", False, 0
 
         def down() -> bool:
-            nonlocal state
-            state = self.program().state
-            return state in DOWN and state != "BACKOFF"
+            nonlocal state, again, exited
+            program = self.program()
+            state, main = program.state, self.main_process(program)
+            anew = state in UP and main is not None and not any(same(main, p) for p in tree)
+            again = anew or state == "BACKOFF"
+            # One that ended by itself is EXITED for a moment before supervisord starts it again;
+            # each call lets its loop go round once.
+            exited = exited + 1 if state == "EXITED" else 0
+            return again or exited >= EXITED_LOOKS or (state in DOWN and state != "EXITED")
 
         if not self._until(limit_s, down):
             raise ChangeFailed(
                 f"supervisord calls {self.lane.program} {state} {limit_s:.0f} s after its stop"
             )
+        return not again
 
     def _wait_port_free(self) -> None:
         holders = ""

@@ -6,7 +6,15 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
-from lanectl.app.change import adopt_text, adopted_row, deployed_file, recover, rendered, unified
+from lanectl.app.change import (
+    adopt_text,
+    adopted_row,
+    deployed_file,
+    held_by,
+    recover,
+    rendered,
+    unified,
+)
 from lanectl.app.documents import Document, history_entry, iso, verdict_json
 from lanectl.app.engine import Say
 from lanectl.app.gate import GateRun, ignore, never, run_gate
@@ -29,7 +37,7 @@ def adopt(
 
     Raises Refused for a launcher that cannot be supervised (a container, a script bash refuses).
     """
-    with ports.host.lock(lane.launcher, {"who": who, "at": iso(ports.clock.now())}):
+    with ports.host.lock(lane.launcher, held_by(ports, who)):
         recover(ports, lane, say)
         deployed = deployed_file(ports, lane, config)
         view = view_of(deployed.text, lane.port)
@@ -280,7 +288,7 @@ def quarantine(ports: Ports, lane: Lane, reason: str, *, stop: bool, say: Say) -
     ports.store.end_probation(lane.name, "ended by a quarantine")
     stopped: dict[str, Any] | None = None
     if stop:
-        with ports.host.lock(lane.launcher, {"who": "quarantine", "at": iso(ports.clock.now())}):
+        with ports.host.lock(lane.launcher, held_by(ports, "quarantine")):
             stopped = Lookout(ports, lane).stop_all(say)
     return {"lane": lane.name, "quarantined": reason, "stopped": stopped}
 
@@ -315,7 +323,7 @@ def release(ports: Ports, lane: Lane, *, force: bool, say: Say) -> Document:
 
 def reap_orphans(ports: Ports, lane: Lane, *, who: str, say: Say) -> Document:
     """End the proven orphans of earlier starts; today's tree is left alone."""
-    with ports.host.lock(lane.launcher, {"who": who, "at": iso(ports.clock.now())}):
+    with ports.host.lock(lane.launcher, held_by(ports, who)):
         recover(ports, lane, say)
         lookout = Lookout(ports, lane)
         main = lookout.main_process(lookout.program())

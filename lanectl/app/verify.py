@@ -201,7 +201,8 @@ class Verifier:
         clock = self.ports.clock
         # The kernel's start times can lie up to a second before the truth, never after it.
         up = clock.now().timestamp() - expect.started - 1.0
-        deadline = clock.monotonic() + (max(0.0, asked - up) if asked else 0.0)
+        # Never longer than asked for: the clock may have been put back since the start.
+        deadline = clock.monotonic() + (min(max(0.0, asked - up), asked) if asked else 0.0)
         if clock.monotonic() < deadline:
             self.say(f"waiting until it has been up for {asked:.0f} s")
         while (left := deadline - clock.monotonic()) > 0:
