@@ -1,0 +1,102 @@
+"""The command line's own manners: help, near names, completion, errors as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lanectl.cli import errors
+from lanectl.cli.main import COMMANDS, cli
+from lanectl.errors import LanectlError, Refused
+
+
+def lanectl(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "lanectl", *words],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        env=env,
+    )
+
+
+def test_help_lists_every_command_and_imports_none() -> None:
+    code = (
+        "import sys; from lanectl.cli import errors; from lanectl.cli.main import cli;"
+        "errors.run(cli, ['--help']);"
+        "heavy = {'sqlalchemy', 'aiohttp', 'pydantic', 'rich', 'tree_sitter'} & set(sys.modules);"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in COMMANDS)
+    assert "In an incident: lanectl rollback LANE" in done.stdout
+
+
+@pytest.mark.parametrize("name", [*COMMANDS])
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert errors.run(cli, [name, "--help"]) == 0
+    assert "Usage: lanectl" in capsys.readouterr().out
+
+
+def test_a_wrong_command_is_told_the_near_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert errors.run(cli, ["rolback"]) == 2
+    assert "Did you mean rollback?" in capsys.readouterr().err
+
+
+def test_an_error_is_one_json_document_and_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert errors.run(cli, ["status", "--nonsense", "--json"]) == 2
+    told = capsys.readouterr()
+    error = json.loads(told.out)["error"]
+    assert (error["code"], error["exit"]) == ("usage", 2)
+    assert set(error) == {"code", "exit", "message", "next"}
+    assert error["message"] in told.err
+
+
+def test_secrets_are_masked_in_errors() -> None:
+    body = errors.of(Refused("vllm serve m --api-key sk-verysecret123", next_step="x"))
+    assert "sk-verysecret123" not in json.dumps(body)
+
+
+def test_a_bug_names_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    body = errors.bug(RuntimeError("boom --api-key sk-verysecret123"))
+    (log,) = (tmp_path / "lanectl" / "logs").iterdir()
+    assert str(log) in body["error"]["message"]
+    assert body["error"]["exit"] == 1
+    assert log.stat().st_mode & 0o777 == 0o600
+    assert "sk-verysecret123" not in log.read_text() + json.dumps(body)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell: str) -> None:
+    done = lanectl("completion", shell)
+    assert done.returncode == 0
+    assert "_LANECTL_COMPLETE" in done.stdout
+
+
+def test_completion_completes_commands() -> None:
+    env = os.environ | {
+        "_LANECTL_COMPLETE": "bash_complete",
+        "COMP_WORDS": "lanectl ro",
+        "COMP_CWORD": "1",
+    }
+    done = lanectl(env=env)
+    assert "rollback" in done.stdout
+
+
+def test_every_error_class_knows_its_exit_code() -> None:
+    def leaves(cls: type[LanectlError]) -> list[type[LanectlError]]:
+        return [cls, *(leaf for sub in cls.__subclasses__() for leaf in leaves(sub))]
+
+    codes = {cls.code for cls in leaves(LanectlError)}
+    assert {cls.exit_code for cls in leaves(LanectlError)} <= {1, 2, 3, 4, 5, 6, 7, 130}
+    assert len(codes) > 15
