@@ -38,8 +38,9 @@ def hold(lock_path: str, who: Mapping[str, Any]) -> Iterator[None]:
     fd, writable = _take(lock_path)
     try:
         if writable:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, json.dumps(dict(who)).encode(), 0)
+            with suppress(OSError):  # A full disk takes the words away, not the lock.
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, json.dumps(dict(who)).encode(), 0)
         yield
     finally:
         if writable:
