@@ -62,7 +62,6 @@ def revision_side(revision: Revision) -> Document:
 
 def switch_document(ports: Ports, row: SwitchRow) -> Document:
     plan = row.plan
-    receipt = {key: value for key, value in row.receipt.items() if key not in INTERNAL}
     return {
         "switch": row.id,
         "lane": plan.lane.name,
@@ -72,7 +71,7 @@ def switch_document(ports: Ports, row: SwitchRow) -> Document:
         "to": side(ports, plan.lane.name, plan.to_sha256, plan.to_profile),
         "verdict": row.verdict,
         "confirmation": row.confirmation,
-        "receipt": receipt,
+        "receipt": receipt_json(row.receipt),
         "events": [
             {
                 "seq": event.seq,
@@ -87,6 +86,16 @@ def switch_document(ports: Ports, row: SwitchRow) -> Document:
         ],
         "reason": row.reason or plan.reason or "",
     }
+
+
+def receipt_json(receipt: Mapping[str, Any]) -> Document:
+    """A receipt as it is shown: without the engine's own notes, start times as ISO 8601."""
+    shown = {key: value for key, value in receipt.items() if key not in INTERNAL}
+    if program := shown.get("program"):
+        shown["program"] = {
+            when: run and {**run, "started": iso(run["started"])} for when, run in program.items()
+        }
+    return shown
 
 
 def still_document(
