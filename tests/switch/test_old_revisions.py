@@ -126,17 +126,22 @@ def test_crash_loop_has_one_of_the_ends_that_are_given(operator: MakeOperator) -
 
 def test_drifted_launcher_is_never_overwritten(operator: MakeOperator) -> None:
     user = operator(profiles=PROFILES)
-    pid = user.pid
+    pid, recorded = user.pid, user.deployed
     edited = user.launcher.read_bytes() + b"# by hand\n"
     user.launcher.write_bytes(edited)
     assert user.status()["drift"] is True
     for command in (("switch", "demo", "good"), ("restart", "demo"), ("rollback", "demo")):
         said = user.run(*command)
-        assert (said.exit, said.code) in ((3, "drift"), (3, "no-target")), said
+        assert (said.exit, said.code) == (3, "drift"), said
         assert said.doc["error"]["next"]
     assert user.switch("good", "--dry-run").code == "drift"
     assert user.launcher.read_bytes() == edited and user.pid == pid
     assert user.backups == [] and user.history() == [] and user.litter == []
+    # Naming it puts the recorded one back; the edit is kept as a backup.
+    said = user.run("rollback", "demo", "--accept-drift", user.deployed)
+    assert (said.exit, said.doc["phase"], user.deployed) == (0, "committed", recorded), said
+    assert [p.read_bytes() for p in user.backups] == [edited]
+    user.launcher.write_bytes(edited)
     # Adopting it keeps the edit, and makes it the base.
     user.adopt("--unproven")
     said = user.switch("good")
