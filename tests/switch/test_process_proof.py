@@ -153,12 +153,15 @@ def test_server_that_ignores_sigterm_is_killed_after_the_stop_limit(
 
 def test_server_that_loses_sigterm_while_starting_never_comes_up(operator: MakeOperator) -> None:
     user = operator(
-        launcher=base("lost-sigterm=100"), profiles={"good": GOOD}, ready=False, stop_timeout_s=1
+        launcher=base("lost-sigterm=500"), profiles={"good": GOOD}, ready=False, stop_timeout_s=100
     )
     old = user.pid
     said = user.switch("good")
     assert (said.exit, said.doc["phase"]) == (0, "committed"), said
+    # It has no requests to finish, so the stop limit is not waited out for it.
     assert said.doc["receipt"]["stop"]["starting"] is True
+    assert said.doc["receipt"]["stop"]["killed"] == [old]
+    assert said.doc["receipt"]["timings"]["restarting"] < 60
     assert not user.living(old) and listeners(user.rig.port) == {user.pid}
 
 
