@@ -90,7 +90,9 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def machine() -> str:
     """The machine in words; nothing that names it."""
     one, five, _ = os.getloadavg()
+    real_time = os.sched_getscheduler(0) in (os.SCHED_RR, os.SCHED_FIFO)
     return (
         f"{platform.system()} on {platform.machine()}, {os.cpu_count()} cores, Python "
         f"{platform.python_version()}; load average {one:.1f} (5 minutes: {five:.1f}) at the end"
+        + (", all sides at real-time priority because others used the machine" * real_time)
     )
