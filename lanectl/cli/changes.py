@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,11 @@ from lanectl.cli import worker
 from lanectl.cli.errors import document, tell
 from lanectl.cli.follow import follow
 from lanectl.cli.options import Settings, common, lane_and, lane_argument, who
-from lanectl.cli.tables import emit, paint, short
+from lanectl.cli.tables import emit, note, paint, short, shown, shown_lines
 from lanectl.config import Config, find, load
 from lanectl.core.lane import Kind, Lane, Plan
 from lanectl.core.switch import TERMINAL, Phase
+from lanectl.core.text import mask_argv
 from lanectl.errors import LanectlError, Refused, StoreUnusable, Unreachable
 from lanectl.ports import Ports, SwitchRow
 
@@ -273,10 +273,9 @@ def _store_or_scratch(config: Config) -> str | None:
             store.end_probation("", "")  # Nothing of that name: but it must be able to write.
     except StoreUnusable as error:
         url = wiring.scratch_url()
-        print(
-            f"lanectl: {error.message}; going on from the files alone, with the journal of this "
-            f"rollback in {url}",
-            file=sys.stderr,
+        note(
+            f"{error.message}; going on from the files alone, with the journal of this rollback "
+            f"in {url}"
         )
         return url
     return None
@@ -287,7 +286,7 @@ def _supervisord_answers(config: Config, lane: Lane, store_url: str | None) -> b
         try:
             ports.supervisor.program(lane.program)
         except Unreachable as error:
-            print(f"lanectl: {error.message}", file=sys.stderr)
+            note(error.message)
             return False
     return True
 
@@ -318,18 +317,19 @@ def show(document: dict[str, Any], as_json: bool) -> int:
     if as_json:
         emit(document)
         if code:
-            print(f"lanectl: {_headline(document)}", file=sys.stderr)
+            note(_headline(document))
         return code
-    print(paint(_headline(document), "green" if code == 0 else "red"))
+    print(paint(shown(_headline(document)), "green" if code == 0 else "red"))
     for name, value in _receipt_lines(document):
-        print(f"  {name:<10} {value}")
+        print(f"  {name:<10} {shown(value)}")
     if diff := document["receipt"].get("diff"):
-        print(diff, end="")
+        print(shown_lines(diff), end="")
     if log := next((e["log"] for e in document["events"] if e.get("log")), ""):
         print("  last lines of the log:")
-        print("".join(f"    {line}\n" for line in log.splitlines()[-12:]), end="")
+        for line in shown_lines(log).rstrip("\n").split("\n")[-12:]:
+            print(f"    {line}")
     if step := _next_step(document, code):
-        print(f"next: {step}")
+        print(f"next: {shown(step)}")
     return code
 
 
@@ -364,7 +364,7 @@ def _receipt_lines(document: dict[str, Any]) -> list[tuple[str, str]]:
     if before or after:
         lines.append(("program", f"pid {before.get('pid')} -> {after.get('pid')}"))
     if receipt.get("command"):
-        lines.append(("command", " ".join(receipt["command"])))
+        lines.append(("command", " ".join(mask_argv(receipt["command"]))))
     if "others_untouched" in receipt:
         changed = ", ".join(receipt.get("others_changed", []))
         lines.append(("others", f"changed meanwhile: {changed}" if changed else "untouched"))

@@ -15,7 +15,7 @@ from lanectl import wiring
 from lanectl.app import doctor as checkup
 from lanectl.app.documents import Document
 from lanectl.cli.options import Settings, common, lane_argument
-from lanectl.cli.tables import emit, paint
+from lanectl.cli.tables import emit, paint, shown
 from lanectl.config import Config, find, load
 from lanectl.core.lane import Lane
 from lanectl.errors import ConfigError, StoreUnusable
@@ -116,11 +116,12 @@ def _print(entry: Document, show_all: bool) -> None:
     told = ", ".join(f"{counts[name]} {name}" for name in COLOURS if counts[name])
     name = f"lane {entry['lane']}" if entry["lane"] else "this host"
     print(paint(f"{name}: {told}", "bold"))
-    shown = [said for said in checks if show_all or said["severity"] != "ok"]
-    width = max((len(said["check"]) for said in shown), default=0)
-    for said in shown:
+    wanted = [said for said in checks if show_all or said["severity"] != "ok"]
+    width = max((len(said["check"]) for said in wanted), default=0)
+    for said in wanted:
         severity = paint(said["severity"].ljust(WIDTH), COLOURS[said["severity"]])
         source = f" ({said['source']})" if said["source"] else ""
-        print(f"  {severity}  {said['check'].ljust(width)}  {said['message']}{source}")
+        message = shown(f"{said['message']}{source}")
+        print(f"  {severity}  {said['check'].ljust(width)}  {message}")
         if said["mend"]:
-            print(f"  {' ' * WIDTH}  {' ' * width}  -> {said['mend']}")
+            print(f"  {' ' * WIDTH}  {' ' * width}  -> {shown(said['mend'])}")

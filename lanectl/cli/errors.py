@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import traceback
@@ -63,17 +62,23 @@ def run(group: click.Group, argv: list[str] | None = None) -> int:
 
 def tell(body: dict[str, Any], as_json: bool) -> int:
     """Print an error document: text on standard error, JSON also on standard output."""
+    from lanectl.cli.tables import emit, shown, shown_lines
+
     error = body["error"]
-    print(f"lanectl: {error['message']}", file=sys.stderr)
+    first, *more = shown_lines(error["message"]).split("\n")
+    print(f"lanectl: {first}", file=sys.stderr)
+    for line in more:  # Indented: none of them can pass for a line of ours.
+        print(line if line.startswith("  ") else f"  {line}", file=sys.stderr)
     if error["next"]:
-        print(f"next: {error['next']}", file=sys.stderr)
+        print(f"next: {shown(error['next'])}", file=sys.stderr)
     if as_json:
-        print(json.dumps(body), flush=True)
+        emit(body)
     return int(error["exit"])
 
 
 def bug(error: BaseException) -> dict[str, Any]:
     """The document of an error that nobody expected; the traceback goes to a private file."""
+    from lanectl.cli.tables import shown_lines
     from lanectl.core.text import mask
 
     text = mask("".join(traceback.format_exception(error)))
@@ -81,7 +86,7 @@ def bug(error: BaseException) -> dict[str, Any]:
         path = str(log_file("crash", text))
     except OSError as problem:
         path = f"(not written: {problem})"
-        print(text, file=sys.stderr)
+        print(shown_lines(text), file=sys.stderr)
     message = f"a bug in lanectl: {type(error).__name__}: {mask(str(error))}; log: {path}"
     return document("bug", BUG, message, f"report it with {path}")
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from lanectl.cli.tables import shown
 from lanectl.cli.worker import Channel, Message
 from lanectl.errors import Interrupted
 
@@ -28,7 +29,7 @@ class Plain:
     def show(self, message: Message) -> None:
         if "say" in message:
             elapsed = time.monotonic() - self._began
-            print(f"{elapsed:7.1f}s  {message['say']}", file=sys.stderr, flush=True)
+            print(f"{elapsed:7.1f}s  {shown(message['say'])}", file=sys.stderr, flush=True)
 
     def tick(self) -> None: ...
 
@@ -68,6 +69,7 @@ class Live:
 
     def tick(self) -> None:
         from rich.table import Table
+        from rich.text import Text
 
         table = Table.grid(padding=(0, 2))
         now = time.monotonic()
@@ -75,7 +77,10 @@ class Live:
             usual = self._usual.get(name)
             hint = f"usually {usual:.1f} s" if usual and ended is None else ""
             style = "bold" if ended is None else "dim"
-            table.add_row(name, f"{(ended or now) - began:6.1f} s", wait, hint, style=style)
+            # As Text: in a plain string rich would look for its own markup.
+            took = f"{(ended or now) - began:6.1f} s"
+            cells = (Text(shown(cell)) for cell in (name, took, wait, hint))
+            table.add_row(*cells, style=style)
         self._live.update(table, refresh=True)
 
     def close(self) -> None:
@@ -96,7 +101,7 @@ def follow(channel: Channel, undo: Callable[[str], None]) -> tuple[str, Message]
     Interrupted, and the worker goes on. The id is empty when nothing was opened; the message is
     `{}` when the channel ended without one: then the journal must tell.
     """
-    shown = view()
+    window = view()
     opened, interrupts, asked = "", 0, False
     end: Message = {}
     try:
@@ -107,10 +112,10 @@ def follow(channel: Channel, undo: Callable[[str], None]) -> tuple[str, Message]
                     undo(opened)
                 for message in channel.messages(TICK_S):
                     opened = message.get("opened", opened)
-                    shown.show(message)
+                    window.show(message)
                     if "done" in message or "error" in message:
                         end = message
-                shown.tick()
+                window.tick()
             except KeyboardInterrupt:
                 interrupts += 1
                 if interrupts > 1:
@@ -123,5 +128,5 @@ def follow(channel: Channel, undo: Callable[[str], None]) -> tuple[str, Message]
                     file=sys.stderr,
                 )
     finally:
-        shown.close()
+        window.close()
     return opened, end

@@ -12,7 +12,7 @@ import click
 
 from lanectl.cli.looks import print_findings
 from lanectl.cli.options import Settings, common
-from lanectl.cli.tables import emit
+from lanectl.cli.tables import emit, shown
 from lanectl.errors import ConfigError
 
 SIZE_LIMIT = 1 << 20
@@ -55,15 +55,16 @@ def show(settings: Settings, file: str, port: int | None) -> int:
         emit(document)
         return 0
     if server is None:
-        print(f"{file}: no vLLM server found" if not view.servers else f"{file}: several servers:")
+        none = "no vLLM server found" if not view.servers else "several servers:"
+        print(f"{shown(file)}: {none}")
         for s in view.servers:
             print(f"  line {s.line}, port {s.port}")
     else:
-        print(f"{file}: server on line {server.line}, port {server.port or 'not given'}")
-        print(f"  command       {' '.join(mask_argv(server.argv))}")
-    print(f"  speculative   {json.dumps(view.speculative)}")
+        print(f"{shown(file)}: server on line {server.line}, port {server.port or 'not given'}")
+        print(f"  command       {shown(' '.join(mask_argv(server.argv)))}")
+    print(f"  speculative   {shown(json.dumps(view.speculative))}")
     print(f"  max_num_seqs  {view.max_num_seqs if view.max_num_seqs is not None else 'not given'}")
-    print(f"  editable      {'yes' if view.editable else f'no: {view.why_not}'}")
+    print(f"  editable      {'yes' if view.editable else shown(f'no: {view.why_not}')}")
     print_findings(document["findings"])
     return 0
 
@@ -106,7 +107,7 @@ def edit(
     )
     text = apply(_source(file), change, port=port)
     if settings.as_json:
-        emit({"text": text.decode("utf-8", "replace"), "sha256": digest(text)})
+        emit({"text": text.decode("utf-8", "replace"), "sha256": digest(text)}, raw=True)
         return 0
     sys.stdout.flush()
     sys.stdout.buffer.write(text)

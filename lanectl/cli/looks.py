@@ -12,7 +12,7 @@ from lanectl import wiring
 from lanectl.app import service
 from lanectl.app.documents import Document
 from lanectl.cli.options import Settings, common, lane_and, lane_argument, who
-from lanectl.cli.tables import coloured, emit, paint, short, table
+from lanectl.cli.tables import coloured, emit, paint, short, shown, shown_lines, table
 from lanectl.config import Config, find, load
 from lanectl.core.lane import Lane
 from lanectl.core.verdict import Result
@@ -21,7 +21,7 @@ WATCH_EVERY_S = 2.0
 
 
 def say(text: str) -> None:
-    print(f"  {text}", file=sys.stderr, flush=True)
+    print(f"  {shown(text)}", file=sys.stderr, flush=True)
 
 
 def opened(settings: Settings, lane: str | None) -> tuple[Config, Lane]:
@@ -49,9 +49,9 @@ def adopt(settings: Settings, lane: str | None, unproven: bool) -> int:
     colour = "green" if document["stable"] else "yellow"
     print(paint(f"adopted {target.name} ({short(document['sha256'])}), {state}", colour))
     if document["followed_link"]:
-        print(f"  {target.launcher} is a link; {document['launcher']} is what is changed")
+        print(shown(f"  {target.launcher} is a link; {document['launcher']} is what is changed"))
     if document["reason"]:
-        print(f"  {document['reason']}")
+        print(f"  {shown(document['reason'])}")
     print_findings(document["findings"])
     print(f"next: lanectl profiles {target.name}")
     return 0
@@ -60,7 +60,7 @@ def adopt(settings: Settings, lane: str | None, unproven: bool) -> int:
 def print_findings(findings: list[Document]) -> None:
     colours = {"error": "red", "warning": "yellow", "info": "dim"}
     for f in findings:
-        text = f"  {f['severity']:<8} line {f['line']:<4} {f['message']} ({f['code']})"
+        text = shown(f"  {f['severity']:<8} line {f['line']:<4} {f['message']} ({f['code']})")
         print(paint(text, colours[f["severity"]]))
 
 
@@ -79,7 +79,7 @@ def profiles(settings: Settings, lane: str | None) -> int:
     print(table(["", "PROFILE", "REVISION", "ASKS FOR", "NOTE"], rows))
     for p in found:
         if p["refused"]:
-            print(paint(f"  {p['profile']}: {p['refused']}", "yellow"))
+            print(paint(shown(f"  {p['profile']}: {p['refused']}"), "yellow"))
     return 0
 
 
@@ -126,7 +126,7 @@ def diff(settings: Settings, lane: str | None, profile: str) -> int:
 
 def print_diff(text: str) -> None:
     colours = {"+": "green", "-": "red", "@": "cyan"}
-    for line in text.splitlines():
+    for line in shown_lines(text).removesuffix("\n").split("\n") if text else []:
         colour = None if line.startswith(("+++", "---")) else colours.get(line[:1])
         print(paint(line, colour) if colour else line)
 
@@ -200,7 +200,7 @@ def _print_status(found: list[Document]) -> None:
     print(table(header, rows))
     for s in found:
         for colour, line in _remarks(s):
-            print(paint(f"  {s['lane']}: {line}", colour))
+            print(paint(shown(f"  {s['lane']}: {line}"), colour))
 
 
 def _load(lane: Document) -> str:

@@ -9,7 +9,7 @@ from lanectl.app import service
 from lanectl.app.documents import Document
 from lanectl.cli.looks import opened, say
 from lanectl.cli.options import Settings, common, lane_and, lane_argument, who
-from lanectl.cli.tables import emit, paint, short
+from lanectl.cli.tables import emit, paint, short, shown
 
 REPAIRS = ("reopen-log", "reap-orphans")
 
@@ -69,5 +69,5 @@ def _print(settings: Settings, document: Document, text: str) -> int:
     if settings.as_json:
         emit(document)
     else:
-        print(paint(text, "green"))
+        print(paint(shown(text), "green"))
     return 0

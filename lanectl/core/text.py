@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 MASK = "***"
 
@@ -52,6 +53,24 @@ def mask_argv(argv: Sequence[str]) -> tuple[str, ...]:
         else:
             shown.append(mask(word))
     return tuple(shown)
+
+
+def mask_value(name: str, value: str) -> str:
+    """The value of a flag, variable or key of that name, masked; a reference to a secret stays."""
+    return _hidden(value) if _is_secret(name) and not _counts(name, "=", value) else mask(value)
+
+
+def mask_document(value: Any, name: str = "") -> Any:
+    """A JSON document with its secrets masked: by the words in it, and by the names of its keys."""
+    if isinstance(value, str):
+        return mask_value(name, value)
+    if isinstance(value, Mapping):
+        return {key: mask_document(inner, str(key)) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        if not _is_secret(name) and all(isinstance(word, str) for word in value):
+            return list(mask_argv(value))
+        return [mask_document(inner, name) for inner in value]
+    return value
 
 
 # ------------------------------------------------------------------- secrets that a name gives away
