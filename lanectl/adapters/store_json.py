@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Set
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -38,8 +38,14 @@ def _plain(value: object) -> object:
 
 
 def plan_to_json(plan: Plan) -> str:
-    """The whole plan as one JSON object, its lane, smoke settings and profiles inside."""
-    return to_json(plan)
+    """The whole plan as one JSON object, its lane and smoke settings inside.
+
+    Of the lane's profiles only those that the plan names: recovery needs no other, and their
+    environment may hold secrets.
+    """
+    named = (plan.from_profile, plan.to_profile)
+    profiles = {name: plan.lane.profiles[name] for name in named if name in plan.lane.profiles}
+    return to_json(replace(plan, lane=replace(plan.lane, profiles=profiles)))
 
 
 def plan_from_json(text: str) -> Plan:

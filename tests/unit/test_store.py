@@ -416,7 +416,16 @@ PROFILES = st.builds(
 )
 LANES = st.builds(Lane, profiles=st.dictionaries(TEXTS, PROFILES, max_size=3))
 SURROGATES = st.characters(categories=["Cs"])
-PLANS = st.builds(Plan, lane=LANES, reason=TEXTS | SURROGATES)
+PLANS = st.builds(
+    lambda plan: replace(plan, lane=_with_its_profiles(plan)),
+    st.builds(Plan, lane=LANES, reason=TEXTS | SURROGATES),
+)
+
+
+def _with_its_profiles(plan: Plan) -> Lane:
+    """The plan's lane, its profiles under the two names that the plan holds."""
+    names = (plan.from_profile, plan.to_profile)
+    return replace(plan.lane, profiles=dict(zip(names, plan.lane.profiles.values(), strict=False)))
 
 
 @given(PLANS)
@@ -432,7 +441,16 @@ def test_a_plan_comes_back_as_it_went(plan: Plan) -> None:
 def test_read_only_mappings_are_written_too() -> None:
     profile = Profile("p", speculative=MappingProxyType({"method": "mtp"}))
     plan = replace(a_plan(), lane=a_lane(profiles=MappingProxyType({"p": profile})))
+    plan = replace(plan, to_profile="p")
     assert plan_from_json(plan_to_json(plan)) == plan
+
+
+def test_a_plan_keeps_no_profile_that_it_does_not_name() -> None:
+    profiles = {name: Profile(name, env={"HF_TOKEN": name}) for name in ("old", "new", "other")}
+    plan = replace(a_plan(), lane=a_lane(profiles=profiles), from_profile="old", to_profile="new")
+    back = plan_from_json(plan_to_json(plan))
+    assert set(back.lane.profiles) == {"old", "new"}
+    assert back.lane.profiles["new"] == profiles["new"]
 
 
 def test_a_plan_of_another_version_is_read() -> None:
