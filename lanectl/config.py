@@ -197,7 +197,7 @@ class Config:
         return lane
 
     def profile(self, lane: Lane, name: str) -> Profile:
-        """The lane's profile of that name; `adopted` is the base itself."""
+        """The lane's profile of that name; `adopted` is the base itself. Its script must exist."""
         if name == ADOPTED:
             return Profile(ADOPTED)
         if name not in lane.profiles:
@@ -207,7 +207,11 @@ class Config:
                 f"lane {lane.name} has no profile {name!r}; known: {known}",
                 next_step=f"lanectl profiles {lane.name}",
             )
-        return lane.profiles[name]
+        profile = lane.profiles[name]
+        if profile.script and not Path(profile.script).is_file():
+            key = f"lanes.{lane.name}.profiles.{name}.script"
+            raise self.error(key, f"there is no file {profile.script}")
+        return profile
 
 
 def find(explicit: str | None) -> Path:
@@ -258,10 +262,6 @@ def load(path: Path) -> Config:
             raise config.error(
                 f"lanes.{name}.host", f"{lane.host!r}: only `local` is supported by this version"
             )
-        for profile in lane.profiles.values():
-            if profile.script and not Path(profile.script).is_file():
-                key = f"lanes.{name}.profiles.{profile.name}.script"
-                raise config.error(key, f"there is no file {profile.script}")
     return config
 
 

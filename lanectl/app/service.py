@@ -21,10 +21,19 @@ from lanectl.app.gate import GateRun, ignore, never, run_gate
 from lanectl.app.process import Lookout, Proof, same
 from lanectl.config import Config
 from lanectl.core.flags import Asked
-from lanectl.core.lane import ADOPTED, Lane
+from lanectl.core.lane import ADOPTED, Lane, Profile
 from lanectl.core.render import view_of
+from lanectl.core.text import mask_document
 from lanectl.core.verdict import ProbeResult, ReplyClass, Result, combine
-from lanectl.errors import CheckFailed, ConfigError, Quarantined, Refused, Unreachable
+from lanectl.errors import (
+    CheckFailed,
+    ConfigError,
+    LanectlError,
+    Quarantined,
+    Refused,
+    StoreUnusable,
+    Unreachable,
+)
 from lanectl.ports import Ports, SmokeRow, SwitchRow
 
 PROVING_GATE = "switch"
@@ -120,18 +129,18 @@ def _changed(lookout: Lookout, proof: Proof) -> str:
 
 
 def profiles(ports: Ports, config: Config, lane: Lane) -> list[Document]:
-    """Every profile with what it asks for and the revision it renders to."""
+    """Every profile with what it asks for, secrets masked, and the revision it renders to."""
     row = ports.store.lane(lane.name)
     found: list[Document] = []
     for name in [ADOPTED, *lane.profiles]:
-        profile = config.profile(lane, name)
+        profile = lane.profiles.get(name) or Profile(ADOPTED)
         entry: Document = {
             "profile": name,
-            "speculative": profile.speculative,
+            "speculative": mask_document(profile.speculative),
             "max_num_seqs": profile.max_num_seqs,
             "model": profile.model,
-            "flags": dict(profile.flags),
-            "env": dict(profile.env),
+            "flags": mask_document(profile.flags),
+            "env": mask_document(profile.env),
             "script": profile.script,
             "note": profile.note,
             "sha256": None,
@@ -140,12 +149,15 @@ def profiles(ports: Ports, config: Config, lane: Lane) -> list[Document]:
             "barred": False,
             "refused": None,
         }
-        if row is not None:
-            try:
-                revision = rendered(ports, config, lane, row, name)
-            except (Refused, ConfigError) as error:
-                entry["refused"] = error.message
-            else:
+        try:
+            config.profile(lane, name)  # Says what is wrong with it, adopted or not.
+            revision = rendered(ports, config, lane, row, name) if row else None
+        except StoreUnusable:
+            raise
+        except (Refused, ConfigError) as error:
+            entry["refused"] = error.message
+        else:
+            if row is not None and revision is not None:
                 entry |= {
                     "sha256": revision.sha256,
                     "current": revision.sha256 == row.current_sha256,
