@@ -171,6 +171,14 @@ class Config:
             next_step=next_step,
         )
 
+    def lanes_to_see(self, name: str | None) -> list[Lane]:
+        """The lane of that name, or all. A missing secret file is something to see, no refusal."""
+        if name is None and self.lanes:
+            return list(self.lanes.values())
+        if name is not None and name in self.lanes:
+            return [self.lanes[name]]
+        return [self.lane(name)]  # Says what is wrong.
+
     def lane(self, name: str | None) -> Lane:
         """The lane of that name, or the only one. Its secret files must exist."""
         if not self.lanes:

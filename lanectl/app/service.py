@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from lanectl.app.change import (
     adopt_text,
@@ -37,6 +37,7 @@ from lanectl.errors import (
 from lanectl.ports import Ports, SmokeRow, SwitchRow
 
 PROVING_GATE = "switch"
+T = TypeVar("T")
 
 
 def adopt(
@@ -221,29 +222,44 @@ def run_gate_of_program(
 
 
 def status(ports: Ports, config: Config, lane: Lane) -> Document:
-    """One lane as it is now. What cannot be known is null; nothing here raises for that."""
+    """One lane as it is now. What cannot be known is null, and `problem` says why.
+
+    Raises StoreUnusable and nothing else: a sick lane must not hide the others.
+    """
     store = ports.store
+    problems: list[str] = []
+
+    def look(what: Callable[[], T]) -> T | None:
+        try:
+            return what()
+        except StoreUnusable:
+            raise
+        except LanectlError as error:
+            problems.append(error.message)
+            return None
+
     row = store.lane(lane.name)
-    deployed = ports.host.read(lane.launcher)
+    deployed = look(lambda: ports.host.read(lane.launcher))
+    if deployed is None and not problems:
+        problems.append(f"there is no launcher {lane.launcher}")
     current = store.revision(lane.name, row.current_sha256) if row else None
     unfinished = store.unfinished(lane.name) if row else None
     probation = store.probation(lane.name) if row else None
     last = store.last_smoke(lane.name) if row else None
     program, metrics, ready = None, None, None
-    try:
-        told = ports.supervisor.program(lane.program)
+    told = look(lambda: ports.supervisor.program(lane.program))
+    if told is not None:
         program = {"state": told.state, "pid": told.pid, "started": iso(told.started)}
-    except Unreachable:
-        told = None
-    health = ports.api.health(timeout_s=1.0)
-    if health.status is not None:
+    health = look(lambda: ports.api.health(timeout_s=1.0))
+    if health is not None and health.status is not None:
         ready = health.status == 200
-        metrics = ports.api.metrics(timeout_s=1.0)
-    elif told is not None:
+        metrics = look(lambda: ports.api.metrics(timeout_s=1.0))
+    elif told is not None and health is not None:
         ready = False
     profile = current.profile if current else None
-    boards = ports.gpu.readings()
-    watched = probation is not None and is_watched(ports, probation.worker_pid)
+    boards = look(ports.gpu.readings)
+    watched = probation is not None and look(lambda: is_watched(ports, probation.worker_pid))
+    holder = look(lambda: ports.host.lock_holder(lane.launcher)) if unfinished else None
     return {
         "lane": lane.name,
         "profile": profile,
@@ -263,13 +279,12 @@ def status(ports: Ports, config: Config, lane: Lane) -> Document:
         "quarantined": row.quarantined if row else None,
         "unfinished": unfinished.id if unfinished else None,
         "unfinished_phase": str(unfinished.phase) if unfinished else None,
-        "unfinished_holder": dict(ports.host.lock_holder(lane.launcher) or {}) or None
-        if unfinished
-        else None,
+        "unfinished_holder": dict(holder or {}) or None,
         "probation": iso(probation.ends_at) if probation and watched else None,
         "probation_lost": bool(probation and not watched),
         "last_smoke": {"at": iso(last.at), "gate": last.gate, **last.verdict} if last else None,
         "adopted": row is not None,
+        "problem": "; ".join(dict.fromkeys(problems)) or None,
     }
 
 

@@ -37,7 +37,7 @@ def doctor(settings: Settings, lane: str | None, show_all: bool) -> int:
     Changes nothing. Exit 0: no errors; 6: errors found; 7: nothing could be read.
     """
     config = load(find(settings.config))
-    lanes = _asked(config, lane)
+    lanes = config.lanes_to_see(lane)
     problem = _store_problem(config)
     here = wiring.local_host()
     document: list[Document] = []
@@ -58,15 +58,6 @@ def doctor(settings: Settings, lane: str | None, show_all: bool) -> int:
     if not readable:
         return NOTHING_READ
     return ERRORS if checkup.has_errors(document) else 0
-
-
-def _asked(config: Config, name: str | None) -> list[Lane]:
-    """The lanes meant. A secret file that is missing is a finding here, not a refusal."""
-    if name is None and config.lanes:
-        return list(config.lanes.values())
-    if name is not None and name in config.lanes:
-        return [config.lanes[name]]
-    return [config.lane(name)]  # says what is wrong
 
 
 def _store_problem(config: Config) -> str | None:

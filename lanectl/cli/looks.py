@@ -166,9 +166,8 @@ def status(settings: Settings, lane: str | None, watch: bool) -> int:
     """Show every lane, or LANE: revision, program, readiness, load, and what is unfinished."""
     while True:
         config = load(find(settings.config))
-        lanes = [config.lane(lane)] if lane or not config.lanes else list(config.lanes.values())
         found: list[Document] = []
-        for one in lanes:
+        for one in config.lanes_to_see(lane):
             with wiring.ports(config, one) as ports:
                 found.append(service.status(ports, config, one))
         if watch and coloured():
@@ -231,6 +230,8 @@ def _remarks(s: Document) -> list[tuple[str, str]]:
         remarks.append(("cyan", f"in probation until {s['probation']}"))
     if s["probation_lost"]:
         remarks.append(("yellow", f"its probation's worker is gone (lanectl restart {name})"))
+    if s["problem"]:
+        remarks.append(("yellow", s["problem"]))
     if s["note"]:
         remarks.append(("dim", s["note"]))
     return remarks

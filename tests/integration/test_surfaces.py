@@ -15,6 +15,7 @@ from lanectl.cli import errors
 from lanectl.cli.main import cli
 from lanectl.config import Config, load
 from lanectl.core.lane import ADOPTED, Revision, digest
+from tests.fakes import Lab
 
 SECRET = "S3cretValue9"
 LANE_KEYS: Mapping[str, Any] = {
@@ -105,3 +106,45 @@ def test_a_missing_script_is_told_of_its_profile_only(operator: Operator) -> Non
     assert operator("diff", "a", "p") == 0
     assert operator("diff", "a", "s") == 2
     assert "lanes.a.profiles.s.script: there is no file" in operator.err
+
+
+# ------------------------------------------------------------------------------------------ status
+
+
+def test_one_sick_lane_does_not_blind_status(operator: Operator) -> None:
+    operator.configure(
+        unknown={"api_key_file": str(operator.folder / "none.key")},
+        folder={"launcher": str(operator.folder)},
+        gone={"launcher": str(operator.folder / "absent.sh")},
+        well={},
+    )
+    operator.adopt("unknown", "folder", "gone", "well")
+    told = {lane["lane"]: lane for lane in operator.json("status")}
+    assert set(told) == {"unknown", "folder", "gone", "well"}
+    assert "none.key" in told["unknown"]["problem"] and told["unknown"]["ready"] is None
+    assert "is a folder" in told["folder"]["problem"] and told["folder"]["drift"] is None
+    assert "absent.sh" in told["gone"]["problem"] and told["gone"]["drift"] is None
+    assert told["well"]["drift"] is False
+    assert operator("status") == 0
+    assert "folder: " in operator.out and "is a folder" in operator.out
+    assert operator("status", "unknown") == 0
+    assert operator("status", "nobody") == 2
+
+
+def test_status_of_an_unknown_program(tmp_path: Path) -> None:
+    lab = Lab.make(tmp_path)
+    told = service.status(lab.ports, lab.config, lab.lane)
+    assert told["problem"] is None and told["ready"] is True
+
+    def no_such(name: str) -> Any:
+        raise lab.config.error("lanes.demo.program", f"supervisord knows no program {name}")
+
+    lab.supervisor.program = no_such  # type: ignore[method-assign]
+    told = service.status(lab.ports, lab.config, lab.lane)
+    assert told["program"] is None and "knows no program" in told["problem"]
+
+
+def test_a_store_that_cannot_be_used_ends_status(operator: Operator) -> None:
+    operator.configure(a={}, b={})
+    (operator.folder / "lanectl.db").write_bytes(b"no database" * 100)
+    assert operator("status") == 3
