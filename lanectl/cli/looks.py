@@ -120,6 +120,8 @@ def diff(settings: Settings, lane: str | None, profile: str) -> int:
         return 0
     if document["same"]:
         print(f"{target.name} has the text of {profile} already ({short(document['to'])})")
+    elif not document["diff"]:
+        print(f"{target.name} differs only in what is masked: a secret, or its quotes")
     print_diff(document["diff"])
     return 0
 
@@ -249,10 +251,12 @@ def history(settings: Settings, lane: str | None, limit: int) -> int:
     if settings.as_json:
         emit(found)
         return 0
-    print(table(["SWITCH", "AT", "FROM", "TO", "ENDED", "WHY"], [_row(entry) for entry in found]))
+    header = ["SWITCH", "AT", "FROM", "TO", "ENDED", "WHO", "WHY"]
+    print(table(header, [_row(entry) for entry in found]))
     return 0
 
 
 def _row(entry: dict[str, Any]) -> list[str]:
     sides = [f"{entry[k]['profile']} {short(entry[k]['sha256'])[:7]}" for k in ("from", "to")]
-    return [entry["switch"], entry["at"][:19], *sides, entry["phase"], entry["reason"][:60]]
+    who, why = entry["who"][:40], shown(entry["reason"])[:60]
+    return [entry["switch"], entry["at"][:19], *sides, entry["phase"], who, why]

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from lanectl import wiring
+from lanectl.adapters.store_sql import open_store
 from lanectl.app import service
 from lanectl.cli import errors
 from lanectl.cli.main import cli
 from lanectl.config import Config, load
-from lanectl.core.lane import ADOPTED, Revision, digest
+from lanectl.core.lane import ADOPTED, Kind, Plan, Revision, digest
 from tests.fakes import Lab
 
 SECRET = "S3cretValue9"
@@ -148,3 +149,36 @@ def test_a_store_that_cannot_be_used_ends_status(operator: Operator) -> None:
     operator.configure(a={}, b={})
     (operator.folder / "lanectl.db").write_bytes(b"no database" * 100)
     assert operator("status") == 3
+
+
+# ----------------------------------------------------------------------------------- history, diff
+
+
+def test_history_tells_who(operator: Operator) -> None:
+    operator.configure(q={})
+    operator.adopt("q")
+    sha = digest(TEXT)
+    lane = operator.config.lane("q")
+    plan = Plan(Kind.RESTART, lane, sha, ADOPTED, sha, ADOPTED, "quick", "kit@host", "a\nb")
+    store = open_store(operator.config.store_url)
+    store.open_switch(plan, wiring.SystemClock().now())
+    store.close()
+    assert operator("history", "q") == 0
+    header, row = operator.out.splitlines()
+    assert header.split() == ["SWITCH", "AT", "FROM", "TO", "ENDED", "WHO", "WHY"]
+    assert "kit@host" in row and r"a\nb" in row
+
+
+def test_a_diff_in_a_secret_only_says_so(operator: Operator) -> None:
+    key = '[lanes.q.profiles.p]\nflags = { "--api-key" = "b-S3cretValue9" }\n'
+    operator.configure(key, q={})
+    text = TEXT.replace(b"--port 9", b"--port 9 --api-key a-S3cretValue9")
+    (operator.folder / "q.sh").write_bytes(text)
+    with wiring.store(operator.config) as store:
+        revision = Revision("q", digest(text), ADOPTED, digest(text), text)
+        store.adopt(revision, wiring.SystemClock().now())
+    assert operator("diff", "q", "p") == 0, operator.err
+    assert "differs only in what is masked" in operator.out and SECRET not in operator.out
+    assert operator.json("diff", "q", "p")["same"] is False
+    assert operator("diff", "q", "adopted") == 0
+    assert "already" in operator.out and "masked" not in operator.out
