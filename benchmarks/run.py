@@ -42,7 +42,7 @@ def main() -> int:
 
 def report(found: list[Row], pairs: int) -> str:
     missed = [row for row in found if row.met is False]
-    at_start, late = where.imports(where.COMMAND), where.imports(where.COMMAND, *where.LATE)
+    imports = where.imports(where.COMMAND, *where.LATE)
     lines = [
         "# Results",
         "",
@@ -59,11 +59,7 @@ def report(found: list[Row], pairs: int) -> str:
         "",
         "## Where the time goes",
         "",
-        f"Imports at the start of `switch`, {sum(at_start.values()):.3f} s: "
-        f"{where.in_words(at_start)}.",
-        "",
-        f"With what a switch imports on its way, {sum(late.values()):.3f} s: "
-        f"{where.in_words(late)}.",
+        f"Imports of a switch, {sum(imports.values()):.3f} s: {where.in_words(imports)}.",
     ]
     if switches:
         phases = where.phases(switches)
