@@ -14,7 +14,7 @@ LanectlError                      exit 1 only when nothing more exact is raised
 │   ├── NoTarget                          no revision to go back to
 │   ├── Unreachable                       supervisord or the lane did not answer before the change
 │   └── StoreUnusable                     the store is locked, corrupt or gone
-├── ChangeFailed                  exit 4  failed, and the old revision is back, confirmed
+├── EffectFailed                  exit 5  asked of the lane, and it did not come about
 ├── Degraded                      exit 5  neither revision is right; the lane is quarantined
 │   └── JournalLost                       the store failed in mid-change; the lane is left as it is
 ├── CheckedBad                    exit 6  smoke failed, or doctor found errors
@@ -125,9 +125,11 @@ class StoreUnusable(Refused):
     code = "store-unusable"
 
 
-class ChangeFailed(LanectlError):
-    exit_code = 4
-    code = "change-failed"
+class EffectFailed(LanectlError):
+    """Something was asked of the lane and did not come about. The engine undoes; others tell."""
+
+    exit_code = 5
+    code = "effect-failed"
 
 
 class Degraded(LanectlError):

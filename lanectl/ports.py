@@ -234,7 +234,7 @@ class Supervisor(Protocol):
         """Ask for a stop and return at once. Not running, or stopping already: success."""
 
     def start(self, name: str) -> None:
-        """Ask for a start and return at once. Raises ChangeFailed when supervisord says no.
+        """Ask for a start and return at once. Raises EffectFailed when supervisord says no.
 
         A start counts only with a new pid: that is for the caller to see.
         """
@@ -484,6 +484,9 @@ class Store(Protocol):
     def see(self, lane: str, sighting: Sighting) -> None:
         """Record a main process once."""
 
+    def forget(self, lane: str, sighting: Sighting) -> None:
+        """Its process group has ended: the pid may be another's from here on."""
+
     def sightings(self, lane: str, boot_id: str) -> list[Sighting]: ...
     def record_smoke(self, lane: str, row: SmokeRow) -> None: ...
     def last_smoke(self, lane: str) -> SmokeRow | None: ...
@@ -514,10 +517,21 @@ class Clock(Protocol):
     def sleep(self, seconds: float) -> None: ...
 
 
+@dataclass(frozen=True)
+class Alert:
+    """What the owner was told of a lane."""
+
+    at: datetime
+    title: str
+    body: str
+
+
 class Notifier(Protocol):
     """Tells the owner. Never raises and never delays: a failing notifier holds up no rollback."""
 
     def tell(self, lane: str, title: str, body: str) -> None: ...
+    def last(self, lane: str) -> Alert | None:
+        """The newest thing told of the lane, as far as it is remembered."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from lanectl.errors import ChangeFailed
+from lanectl.errors import EffectFailed
 from lanectl.ports import Listener, Process
 
 OUTPUT_LIMIT = 1 << 20
@@ -221,7 +221,7 @@ def send_signal(target: Process, signal: int) -> bool:
     """Send `signal` to this very process; False when it is gone, dead, or the pid is another's.
 
     The descriptor pins the process first, so the pid cannot change hands between look and signal.
-    Raises ChangeFailed when the kernel does not allow it.
+    Raises EffectFailed when the kernel does not allow it.
     """
     try:
         pinned = os.pidfd_open(target.pid)
@@ -242,7 +242,7 @@ def send_signal(target: Process, signal: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError as error:
-        raise ChangeFailed(
+        raise EffectFailed(
             f"not allowed to send {_signal_name(signal)} to process {target.pid} ({target.name})",
             next_step="run lanectl as root or as the user the program runs as",
         ) from error

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, Update, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, Update, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from lanectl.adapters.database import WITHOUT_STORE, Database, open_database
@@ -279,6 +279,16 @@ class SqlStore:
         }
         with self._database.write() as connection:
             _insert_once(connection, insert(sightings).values(row))
+
+    def forget(self, lane: str, sighting: Sighting) -> None:
+        gone = delete(sightings).where(
+            sightings.c.lane == lane,
+            sightings.c.boot_id == sighting.boot_id,
+            sightings.c.pid == sighting.pid,
+            sightings.c.started == sighting.started,
+        )
+        with self._database.write() as connection:
+            connection.execute(gone)
 
     def sightings(self, lane: str, boot_id: str) -> list[Sighting]:
         found = (

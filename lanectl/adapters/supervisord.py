@@ -15,7 +15,7 @@ from typing import Any
 
 from lanectl.adapters import supervisord_conf
 from lanectl.adapters.supervisord_wire import ReplyFailed, Wire
-from lanectl.errors import ChangeFailed, ConfigError, Unreachable
+from lanectl.errors import ConfigError, EffectFailed, Unreachable
 from lanectl.ports import Program, ProgramSettings
 
 
@@ -164,7 +164,7 @@ class Supervisord:
             self._of("stopProcess", name, False)
         except xmlrpc.client.Fault as fault:
             if fault.faultCode != _Fault.NOT_RUNNING:
-                raise ChangeFailed(
+                raise EffectFailed(
                     f"supervisord could not stop {name}: {fault.faultString}",
                     next_step="look at supervisord's own log",
                 ) from fault
@@ -177,7 +177,7 @@ class Supervisord:
                 int(fault.faultCode), (fault.faultString, "look at supervisord's own log")
             )
             why = self._spawn_error(name) or fault.faultString
-            raise ChangeFailed(
+            raise EffectFailed(
                 f"supervisord did not start {name}: {meaning} ({why}, fault {fault.faultCode})",
                 next_step=next_step,
             ) from fault
@@ -187,7 +187,7 @@ class Supervisord:
         try:
             self._of("clearProcessLogs", name)
         except xmlrpc.client.Fault as fault:
-            raise ChangeFailed(
+            raise EffectFailed(
                 f"supervisord could not clear the logs of {name}: {fault.faultString}",
                 next_step="look at the permissions of its log folder",
             ) from fault

@@ -8,14 +8,15 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
 from lanectl.app.documents import iso
 from lanectl.app.engine import PREEMPTED, Engine, Say
-from lanectl.app.process import Lookout
+from lanectl.app.gate import token_fault
+from lanectl.app.process import Lookout, same
 from lanectl.config import Config
 from lanectl.core.lane import ADOPTED, Kind, Lane, Plan, Profile, Revision, digest
 from lanectl.core.launcher import Finding
@@ -28,16 +29,19 @@ from lanectl.errors import (
     CheckFailed,
     ConfigError,
     Drift,
+    JournalLost,
     LaneBusy,
     NoTarget,
     Quarantined,
     Refused,
     StoreUnusable,
 )
-from lanectl.ports import UP, Host, LaneRow, LauncherFile, Ports, Store, SwitchRow
+from lanectl.ports import UP, LaneRow, LauncherFile, Ports, Store, SwitchRow
 
 DRIFTED = "drifted"
 """The profile name of a text that nobody recorded and that `--accept-drift` named."""
+UNDONE = frozenset({Phase.ROLLED_BACK, Phase.ABORTED})
+"""Ends after which the lane is on the revision that the change came from."""
 PREEMPT_POLL_S = 0.05
 PREEMPT_MARGIN_S = 30.0
 UNJOURNALED_S = 5.0
@@ -64,7 +68,8 @@ class Unchanged:
     revision: Revision
 
 
-MakePlan = Callable[[], "Plan | Unchanged"]
+MakePlan = Callable[[SwitchRow | None], "Plan | Unchanged"]
+"""Plans; given the switch that a rollback has just undone on its way, if there was one."""
 
 
 # -------------------------------------------------------------------------------------- the change
@@ -88,8 +93,7 @@ def run(
     Raises Refused when nothing was done, JournalLost when the store fails in the middle.
     """
     holder = held_by(ports, asking.who)
-    if preempt:
-        _preempt(ports, lane, say)
+    told = _preempt(ports, lane, say) if preempt else ""
     with ports.host.lock(lane.launcher, holder):
         # supervisord not there: refused before anything is planned, the journal left as it was.
         ports.supervisor.program(lane.program)
@@ -98,7 +102,9 @@ def run(
         closed = recover(ports, lane, say, preempted=preempt and not finishes)
         if finishes and closed is not None and closed.phase is not Phase.ABORTED:
             return closed
-        plan = make_plan()
+        if closed is None and told:
+            closed = ports.store.switch(told)
+        plan = make_plan(closed if closed and _is_undone(closed) else None)
         if isinstance(plan, Unchanged):
             ports.store.set_current(lane.name, plan.revision.sha256, plan.revision.profile)
             return plan
@@ -124,15 +130,23 @@ def recover(ports: Ports, lane: Lane, say: Say, *, preempted: bool = False) -> S
     return _reread(ports, row.id)
 
 
+def _is_undone(row: SwitchRow) -> bool:
+    moved = row.plan.from_sha256 != row.plan.to_sha256
+    return moved and row.plan.kind is Kind.SWITCH and row.phase in UNDONE
+
+
 def _reread(ports: Ports, switch_id: str) -> SwitchRow:
     row = ports.store.switch(switch_id)
     if row is None or row.phase not in TERMINAL:
-        raise StoreUnusable(f"the journal lost {switch_id} while it ran")
+        raise JournalLost(f"the journal lost {switch_id} while it ran")
     return row
 
 
-def _preempt(ports: Ports, lane: Lane, say: Say) -> None:
-    """Tell a live change to fail, and wait until its process lets go of the lane."""
+def _preempt(ports: Ports, lane: Lane, say: Say) -> str:
+    """Tell a live change to fail, and wait until its process lets go of the lane.
+
+    Returns the id of the change that was told, or the empty string.
+    """
     clock = ports.clock
     limit = UNJOURNALED_S
     began, asked = clock.monotonic(), ""
@@ -155,6 +169,7 @@ def _preempt(ports: Ports, lane: Lane, say: Say) -> None:
                 next_step=f"end that process, then: lanectl rollback {lane.name}",
             )
         clock.sleep(PREEMPT_POLL_S)
+    return asked
 
 
 # --------------------------------------------------------------------------------------- the plans
@@ -262,14 +277,17 @@ def is_as_asked(ports: Ports, lane: Lane, deployed: LauncherFile, profile: Profi
     if main is None or program.state not in UP:
         return False
     started_by_us = any(
-        seen.pid == main.pid and seen.sha256 == deployed.sha256 for seen in lookout.sightings()
+        same(main, seen) and seen.sha256 == deployed.sha256 for seen in lookout.sightings()
     )
     if not started_by_us and main.started < deployed.changed_at:
         return False
     proof = lookout.prove(lookout.asked_of(deployed.text, profile))
     if proof.problems or proof.mismatches or not proof.listening:
         return False
-    return ports.api.health().status == 200 and isinstance(ports.api.models(), list)
+    if ports.api.health().status != 200:
+        return False
+    # A frozen engine answers everything but a generation (field note 12).
+    return token_fault(ports.api, ports.clock, lane) is None
 
 
 def plan_restart(ports: Ports, config: Config, lane: Lane, asking: Asking) -> Plan:
@@ -305,8 +323,13 @@ def plan_rollback(
     *,
     to: str | None = None,
     backup: str | None = None,
+    undone: SwitchRow | None = None,
 ) -> Plan | Unchanged:
-    """Raises NoTarget when there is nothing to go back to, listing the backups."""
+    """Raises NoTarget when there is nothing to go back to, listing the backups.
+
+    undone: the switch that was closed to make way. What is being left then is where it went to,
+    so the revision that it came from may be the answer (decision 011).
+    """
     deployed = deployed_file(ports, lane, config)
     if backup is not None:
         row = ports.store.lane(lane.name)
@@ -317,22 +340,14 @@ def plan_rollback(
         row = adopted_row(ports, lane)
     else:
         row = adopted_row(ports, lane)
-        target = _named(ports, lane, to) if to else _target(ports, lane, row, deployed)
+        target = _named(ports, lane, to) if to else _target(ports, lane, row, deployed, undone)
     known = ports.store.revision(lane.name, deployed.sha256)
-    recorded = deployed.sha256 in (row.current_sha256, target.sha256)
-    accepted = bool(asking.accept_drift) and deployed.sha256.startswith(asking.accept_drift or "")
-    if not recorded and not accepted:
-        raise Drift(
-            f"the launcher of {lane.name} is {deployed.sha256[:12]}, which is not what was "
-            "recorded; nothing has been changed",
-            next_step=f"lanectl rollback {lane.name} --accept-drift {deployed.sha256[:12]}"
-            + (f" --backup {backup}" if backup else ""),
-        )
+    _refuse_drift(lane, deployed, {row.current_sha256, target.sha256}, asking, backup)
     if known is None:
         # Kept under a name of its own, so that what was overwritten can be put back.
         known = Revision(lane.name, deployed.sha256, DRIFTED, row.base_sha256, deployed.text)
         ports.store.save_revision(known)
-    named = to is not None or backup is not None
+    named = to is not None or backup is not None or undone is not None
     if named and target.sha256 == deployed.sha256:
         profile = lane.profiles.get(target.profile)
         if is_as_asked(ports, lane, deployed, profile):
@@ -361,10 +376,20 @@ def _named(ports: Ports, lane: Lane, prefix: str) -> Revision:
     return found[0]
 
 
-def _target(ports: Ports, lane: Lane, row: LaneRow, deployed: LauncherFile) -> Revision:
-    """Newest stable, not barred, not being left; else the last commit's `from`; else the base."""
+def _target(
+    ports: Ports, lane: Lane, row: LaneRow, deployed: LauncherFile, undone: SwitchRow | None
+) -> Revision:
+    """Newest stable, not barred, not being left; else the last commit's `from`; else the base.
+
+    Being left is what stands there: a text that drifted, or that a switch had just come to. Then
+    the recorded revision is no less a target than any other.
+    """
     store = ports.store
-    leaving = {deployed.sha256, row.current_sha256}
+    leaving = {undone.plan.to_sha256 if undone else deployed.sha256}
+    if undone and not any(r.stable and not r.barred for r in store.revisions(lane.name)):
+        before = store.revision(lane.name, undone.plan.from_sha256)
+        if before is not None:
+            return before
     for revision in store.revisions(lane.name):
         if revision.stable and not revision.barred and revision.sha256 not in leaving:
             return revision
@@ -375,8 +400,7 @@ def _target(ports: Ports, lane: Lane, row: LaneRow, deployed: LauncherFile) -> R
                 return before
             break
     base = store.revision(lane.name, row.base_sha256)
-    # Where the deployed text has drifted, going back to the recorded one leaves nothing behind.
-    if base is not None and base.sha256 != deployed.sha256:
+    if base is not None and base.sha256 not in leaving:
         return base
     backups = ports.host.backups(lane.launcher)
     listed = "".join(f"\n  {b.path}  {b.sha256[:12]}" for b in backups[:10])
@@ -405,9 +429,9 @@ def _recorded(store: Store, lane: Lane, path: str, file: LauncherFile, base: str
     return revision
 
 
-def _profile_of(ports: Ports, lane: Lane, sha256: str) -> str:
+def _profile_of(ports: Ports, lane: Lane, sha256: str, unknown: str = ADOPTED) -> str:
     revision = ports.store.revision(lane.name, sha256)
-    return revision.profile if revision else ADOPTED
+    return revision.profile if revision else unknown
 
 
 def dry_run(
@@ -439,21 +463,54 @@ def unified(lane: Lane, old: bytes, new: bytes, name: str) -> str:
     return "".join(line if line.endswith("\n") else line + "\n" for line in lines)
 
 
-def restore_file(host: Host, store: Store, lane: Lane, backup: str, who: str) -> str:
-    """Put a backup in place; returns the digest. No process is touched.
+def restore_file(ports: Ports, config: Config, lane: Lane, backup: str, asking: Asking) -> str:
+    """Put a backup in place where supervisord does not answer; returns the digest.
 
-    An adopted lane has it as its current revision then, so that a `restart` finishes the rollback.
+    No process is touched. The same checks as with supervisord: drift, `bash -n`, a backup of what
+    is overwritten. It becomes the current revision, so that a `restart` finishes the rollback.
     """
-    with host.lock(lane.launcher, {"who": who}):
-        file, deployed = host.read(backup), host.read(lane.launcher)
+    host, store = ports.host, ports.store
+    with host.lock(lane.launcher, held_by(ports, asking.who)):
+        deployed, file = deployed_file(ports, lane, config), host.read(backup)
         if file is None:
             raise ConfigError(f"there is no backup {backup}")
-        if deployed is None:
-            raise Drift(f"there is no launcher {lane.launcher} to replace")
+        row, open_row = store.lane(lane.name), store.unfinished(lane.name)
+        if open_row and file.sha256 not in (open_row.plan.from_sha256, open_row.plan.to_sha256):
+            raise LaneBusy(
+                f"{open_row.id} is unfinished, in {open_row.phase}: only its own two texts can be "
+                f"put in place before it is closed, {file.sha256[:12]} is neither",
+                next_step=f"lanectl rollback {lane.name} --backup "
+                f"{open_row.receipt.get('backup', 'FILE')}",
+            )
+        if row is not None:
+            known = {row.current_sha256, file.sha256}
+            if open_row:
+                known |= {open_row.plan.from_sha256, open_row.plan.to_sha256}
+            _refuse_drift(lane, deployed, known, asking, backup)
+        check = host.check_script(file.text)
+        if not check.ok:
+            raise CheckFailed(f"`{check.interpreter} -n` refuses it: {check.stderr.strip()[:500]}")
         if deployed.sha256 != file.sha256:
+            outgoing = _profile_of(ports, lane, deployed.sha256, DRIFTED)
+            host.back_up(deployed, outgoing, ports.clock.now())
             staged = host.stage(deployed, file.text)
             host.replace(lane.launcher, staged, frozenset({deployed.sha256}))
-        if row := store.lane(lane.name):
+        if row is not None and open_row is None:
             _recorded(store, lane, backup, file, row.base_sha256)
             store.set_current(lane.name, file.sha256)
     return file.sha256
+
+
+def _refuse_drift(
+    lane: Lane, deployed: LauncherFile, known: Container[str], asking: Asking, backup: str | None
+) -> None:
+    """Raises Drift where nobody recorded what stands there and nobody named it either."""
+    named = asking.accept_drift
+    if deployed.sha256 in known or (named and deployed.sha256.startswith(named)):
+        return
+    raise Drift(
+        f"the launcher of {lane.name} is {deployed.sha256[:12]}, which is not what was recorded; "
+        "nothing has been changed",
+        next_step=f"lanectl rollback {lane.name} --accept-drift {deployed.sha256[:12]}"
+        + (f" --backup {backup}" if backup else ""),
+    )

@@ -71,6 +71,7 @@ class Engine:
         self.entered: list[Phase] = [event.phase for event in row.events]
         self.reason = row.reason
         self._undo_look = 0.0
+        self._not_renamed = False
         self.lookout = Lookout(ports, self.lane)
         self.effects: Mapping[Phase, Callable[[], Mapping[str, Any]]] = {
             Phase.PREPARING: self._prepare,
@@ -160,9 +161,11 @@ class Engine:
             return self._failed(phase, str(undo))
         except NeedsReboot as error:
             self.receipt["needs_reboot"] = True
-            return self._failed(phase, f"needs-reboot: {error.message}", self._last_log(phase))
+            reason = f"needs-reboot: {error.message}"
+            return self._failed(phase, reason, self._last_log(phase), next_step=error.next_step)
         except LanectlError as error:
-            return self._failed(phase, error.message, self._last_log(phase))
+            log = self._last_log(phase)
+            return self._failed(phase, error.message, log, next_step=error.next_step)
         except OSError as error:
             return self._failed(phase, f"{type(error).__name__}: {error}", self._last_log(phase))
         except Exception as error:  # noqa: BLE001  (a bug of ours must not leave half a change)
@@ -179,7 +182,12 @@ class Engine:
             return ""
 
     def _failed(
-        self, phase: Phase, reason: str, log: str = "", verdict: Verdict | None = None
+        self,
+        phase: Phase,
+        reason: str,
+        log: str = "",
+        verdict: Verdict | None = None,
+        next_step: str = "",
     ) -> tuple[Outcome, Mapping[str, Any]]:
         reason = mask(reason)
         # The first failure is why the change failed; what goes wrong in undoing it comes after.
@@ -191,7 +199,8 @@ class Engine:
             else:
                 self.verdict = body
                 self.ports.store.note(self.id, verdict=body)
-        return Outcome.FAILED, {"detail": reason, **({"log": log} if log else {})}
+        told = {"detail": reason, "log": log, "next": next_step}
+        return Outcome.FAILED, {key: value for key, value in told.items() if value}
 
     def _finish(
         self, phase: Phase, outcome: Outcome, elapsed: float, detail: Mapping[str, Any]
@@ -204,6 +213,7 @@ class Engine:
         deployed = self.ports.host.read(self.lane.launcher)
         return Facts(
             old_in_place=deployed is not None and deployed.sha256 == self.plan.from_sha256,
+            not_renamed=self._not_renamed,
             program_unchanged=self._unchanged(),
         )
 
@@ -229,9 +239,6 @@ class Engine:
             proven = plan.gate in ("switch", "soak") and self.lane.probation_s == 0
             if proven and plan.kind is not Kind.ROLLBACK:
                 store.set_stable(lane, plan.to_sha256, True)
-            if plan.kind is Kind.ROLLBACK and moved:
-                store.set_barred(lane, plan.from_sha256, True)
-                store.set_stable(lane, plan.from_sha256, False)
         else:
             known = store.lane(lane)
             if phase is Phase.ROLLED_BACK and known and known.current_sha256 == plan.to_sha256:
@@ -240,6 +247,11 @@ class Engine:
             failed = (self.verdict or {}).get("outcome") == Result.FAILED
             if failed and moved and plan.kind is Kind.SWITCH:
                 store.set_barred(lane, plan.to_sha256, True)
+        left = phase is Phase.COMMITTED or Phase.RESTARTING in self.entered
+        if plan.kind is Kind.ROLLBACK and moved and left:
+            # Rolled away from, also where the target did not come right: never go back to it.
+            store.set_barred(lane, plan.from_sha256, True)
+            store.set_stable(lane, plan.from_sha256, False)
         try:
             self._clean(phase)
         except StoreUnusable:
@@ -308,6 +320,7 @@ class Engine:
             self.lookout,
             self._wait,
             self.say,
+            lambda: bool(self._undo()),
             (mark[0], mark[1]) if mark else None,
         )
 
@@ -418,6 +431,7 @@ class Engine:
             "down": main is None or program.state not in UP,
             "verdict": None,
             "mismatches": [],
+            "listening": False,
         }
         self.receipt["program"] = {"before": before, "after": None}
         if main is None or not before["up"]:
@@ -426,6 +440,7 @@ class Engine:
         if plan.kind is Kind.ROLLBACK:
             return  # Nothing is ever put back by a rollback, so nothing is measured against this.
         proof = self.lookout.prove(self._asked_of(plan.from_sha256, plan.from_profile))
+        before["listening"] = proof.listening
         before["mismatches"] = [*proof.mismatches]
         before["command"] = [*proof.argv]
         if proof.problems:
@@ -486,7 +501,11 @@ class Engine:
             if ready is None or ready.sha256 != sha256:
                 staged = host.stage(deployed, self._text(sha256))
             assert staged is not None
-            host.replace(lane.launcher, staged, frozenset({plan.from_sha256, plan.to_sha256}))
+            try:
+                host.replace(lane.launcher, staged, frozenset({plan.from_sha256, plan.to_sha256}))
+            except (Drift, Refused):
+                self._not_renamed = True
+                raise
         now = self._deployed()
         if now.sha256 != sha256:
             raise Drift(f"{now.path} reads {now.sha256[:12]} after {sha256[:12]} was put there")
@@ -600,7 +619,12 @@ class Engine:
             else None
         )
         before = self.receipt["others_before"]
-        now = self._others()
+        try:
+            now = self._others()
+        except Unreachable as error:
+            # Everything about the lane is proven by now: this alone must not cost it.
+            self.receipt |= {"others_untouched": None, "others_changed": error.message}
+            return
         changed = sorted(n for n in before.keys() | now.keys() if before.get(n) != now.get(n))
         self.receipt["others_untouched"] = not changed
         self.receipt["others_changed"] = changed
@@ -619,12 +643,15 @@ class Engine:
             return {"detail": "the old launcher is in place; the program was down before"}
         asked = self._asked_of(plan.from_sha256, plan.from_profile)
         expect, verifier = self._restored(), self._verifier()
-        if before["ready"]:
-            verifier.wait_ready(asked, expect, lane.ready_timeout_s, before["mismatches"])
-        proof = self._old_proof(asked, expect, before)
+        if before["listening"]:
+            verifier.wait_ready(
+                asked, expect, lane.ready_timeout_s, before["mismatches"], token=before["ready"]
+            )
         confirmation = self._confirm_smoke(before, verifier)
+        verifier.wait_uptime(expect)
         if dead := verifier.dead(expect):
             verifier.raise_dead(dead)
+        proof = self._old_proof(asked, expect, before)
         self.receipt["command"] = list(proof)
         self._fill_receipt()
         self.ports.store.note(self.id, confirmation=confirmation)
@@ -633,7 +660,7 @@ class Engine:
     def _restored(self) -> Sighting:
         """The main process of the restored program: started by us, or never stopped."""
         after_, before = (self.receipt["program"][key] for key in ("after", "before"))
-        told = after_ if after_ and Phase.RESTARTING in self.entered else before
+        told = after_ or before
         return Sighting(told["pid"], told["started"], "", None)
 
     def _old_proof(
@@ -643,7 +670,7 @@ class Engine:
         wrong = list(proof.problems)
         if (before["verdict"] or {}).get("class") == ReplyClass.WRONG_PROCESS:
             wrong = []  # It was not the right process before either.
-        if not wrong and before["ready"] and not proof.listening:
+        if not wrong and before["listening"] and not proof.listening:
             wrong = [f"nothing of {self.lane.program} listens on port {self.lane.port}"]
         wrong += [m for m in proof.mismatches if m not in before["mismatches"]]
         if wrong:
@@ -651,18 +678,18 @@ class Engine:
         return proof.argv
 
     def _confirm_smoke(self, before: Mapping[str, Any], verifier: Verifier) -> dict[str, Any]:
+        """One tool call of the restored revision; raises where it is worse than the baseline."""
         was = (before["verdict"] or {}).get("outcome")
-        if was == Result.FAILED or not before["ready"]:
-            return {"outcome": "no worse than before", "class": "ok", "probes": []}
         verdict = Verdict(Result.ERROR, ReplyClass.UNREACHABLE)
-        for _ in range(CONFIRM_TRIES):
+        for _ in range(CONFIRM_TRIES if was != Result.FAILED else 1):
             run = run_gate(self.ports.api, self.ports.clock, self.lane, "quick", progress=self.say)
             verdict = run.verdict
             if verdict.outcome in (Result.PASSED, Result.FAILED):
                 break  # Only "could not tell" is asked again: a verdict stands.
         body = verdict_json(verdict)
-        worse = verdict.outcome is Result.FAILED or (
-            was == Result.PASSED and verdict.outcome is not Result.PASSED
+        worse = was != Result.FAILED and (
+            verdict.outcome is Result.FAILED
+            or (was == Result.PASSED and verdict.outcome is not Result.PASSED)
         )
         if worse:
             raise StepFailed(

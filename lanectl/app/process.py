@@ -16,7 +16,7 @@ from lanectl.core.flags import Asked, find_server, mismatches
 from lanectl.core.lane import Lane, Profile
 from lanectl.core.render import asked_of
 from lanectl.core.text import mask, mask_argv
-from lanectl.errors import ChangeFailed
+from lanectl.errors import EffectFailed
 from lanectl.ports import DOWN, UP, Ports, Process, Program, Sighting
 
 EXITED_LOOKS = 3
@@ -33,7 +33,7 @@ GPU_RELEASE_S = 30.0
 GPU_POLL_S = 0.5
 
 
-class NeedsReboot(ChangeFailed):
+class NeedsReboot(EffectFailed):
     """A process survived SIGKILL: the kernel holds it, and only a reboot ends it."""
 
     code = "needs-reboot"
@@ -69,6 +69,9 @@ def orphans(
     """
     processes = list(processes)
     today = {p.pid for p in descendants(processes, main)} if main else set()
+    leaders = {p.pid: p for p in processes}
+    # The kernel gives a pid anew only when its group is empty: another leader, another group.
+    sightings = [s for s in sightings if s.pid not in leaders or same(leaders[s.pid], s)]
     found: list[Process] = []
     for process in processes:
         if process.pid in today or not is_alive(process):
@@ -215,31 +218,44 @@ class Lookout:
     def stop_all(self, say: Callable[[str], None]) -> dict[str, Any]:
         """Stop the program and its whole old tree, reap proven orphans, see the port free.
 
-        Returns what was done, for the receipt. Raises NeedsReboot, ChangeFailed.
+        Returns what was done, for the receipt. Raises NeedsReboot, EffectFailed.
         """
         supervisor, lane = self.ports.supervisor, self.lane
         done: dict[str, Any] = {"killed": [], "orphans": []}
-        boards = self._boards()
+        boards: dict[str, set[int]] = {}
         tree: list[Process] = []
         deadline = self.ports.clock.monotonic() + 2 * lane.stop_timeout_s + KILL_GRACE_S
         while True:
             program = self.program()
             main = self.main_process(program)
             if main is not None:
-                tree += self._stop_tree(program, main, done, say)
+                tree += self._stop_tree(program, main, done, boards, say)
             elif program.state in ("BACKOFF", "STARTING", "RUNNING", "STOPPING"):
                 supervisor.stop(program.full_name)
             if self._wait_down(lane.stop_timeout_s + KILL_GRACE_S, tree):
                 break
             if self.ports.clock.monotonic() >= deadline:
-                raise ChangeFailed(f"supervisord starts {lane.program} again after every stop")
+                raise EffectFailed(f"supervisord starts {lane.program} again after every stop")
         done["orphans"] = self.reap(say)
         self._wait_port_free()
         self._wait_gpu(boards, {p.pid for p in tree}, say)
+        self._forget_ended()
         return done
 
+    def _forget_ended(self) -> None:
+        """A group that is empty may be given to anybody: it proves nothing from here on."""
+        groups = {p.pgid for p in self.ports.host.processes()}
+        for seen in self.sightings():
+            if seen.pid not in groups:
+                self.ports.store.forget(self.lane.name, seen)
+
     def _stop_tree(
-        self, program: Program, main: Process, done: dict[str, Any], say: Callable[[str], None]
+        self,
+        program: Program,
+        main: Process,
+        done: dict[str, Any],
+        boards: dict[str, set[int]],
+        say: Callable[[str], None],
     ) -> list[Process]:
         """Stop the program's main process with all that is below it; returns that tree."""
         host, lane = self.ports.host, self.lane
@@ -250,6 +266,8 @@ class Lookout:
             for listener in host.listeners(lane.port)
         )
         self.ports.supervisor.stop(program.full_name)
+        # Looked at while it ends: asking the driver can take longer than the stop may wait.
+        boards.update(self._boards())
         done["starting"] = starting
         if starting:
             self._signal(descendants(host.processes(), main.pid), signal.SIGTERM, main.pid)
@@ -264,7 +282,7 @@ class Lookout:
         if left:
             names = ", ".join(f"{p.pid} ({p.name}, {p.state})" for p in left)
             if all(p.pgid != main.pid for p in left):
-                raise ChangeFailed(
+                raise EffectFailed(
                     f"{names} left the process group of {lane.program} and did not end with it",
                     next_step=f"end them by hand, then: lanectl restart {lane.name}",
                 )
@@ -354,7 +372,7 @@ class Lookout:
             return again or exited >= EXITED_LOOKS or (state in DOWN and state != "EXITED")
 
         if not self._until(limit_s, down):
-            raise ChangeFailed(
+            raise EffectFailed(
                 f"supervisord calls {self.lane.program} {state} {limit_s:.0f} s after its stop"
             )
         return not again
@@ -370,7 +388,7 @@ class Lookout:
             return not listeners
 
         if not self._until(KILL_GRACE_S, free):
-            raise ChangeFailed(
+            raise EffectFailed(
                 f"port {self.lane.port} is still held by {holders}, which is not proven to be of "
                 f"lane {self.lane.name}",
                 next_step=f"lanectl doctor {self.lane.name}",
@@ -394,14 +412,14 @@ class Lookout:
             return readings is None or not any((r.pids or set()) & tree for r in readings)
 
         if not self._until(GPU_RELEASE_S, free, GPU_POLL_S):
-            raise ChangeFailed(
+            raise EffectFailed(
                 f"the GPU still lists processes of {self.lane.program} after they ended"
             )
 
     # ----------------------------------------------------------------------------------- starting
 
     def start(self, sha256: str, not_pid: Process | None) -> Process:
-        """Start the program and see a new process. Records it; raises ChangeFailed."""
+        """Start the program and see a new process. Records it; raises EffectFailed."""
         began = self.ports.clock.now().timestamp()
         self.ports.supervisor.start(self.program().full_name)
         found: Process | None = None
@@ -418,9 +436,9 @@ class Lookout:
 
         self._until(START_GRACE_S, new)
         if found is None:
-            raise ChangeFailed(f"{self.lane.program} did not start: supervisord says {state}")
+            raise EffectFailed(f"{self.lane.program} did not start: supervisord says {state}")
         if found.started < began - 1.0:
-            raise ChangeFailed(f"pid {found.pid} of {self.lane.program} began before the start")
+            raise EffectFailed(f"pid {found.pid} of {self.lane.program} began before the start")
         self.record(found, sha256)
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from lanectl.app.change import (
@@ -37,6 +38,8 @@ from lanectl.errors import (
 from lanectl.ports import Ports, SmokeRow, SwitchRow
 
 PROVING_GATE = "switch"
+ALERT_SHOWN = timedelta(days=7)
+"""So long `status` shows a lane's newest alert."""
 T = TypeVar("T")
 
 
@@ -259,6 +262,9 @@ def status(ports: Ports, config: Config, lane: Lane) -> Document:
     profile = current.profile if current else None
     boards = look(ports.gpu.readings)
     watched = probation is not None and look(lambda: is_watched(ports, probation.worker_pid))
+    alert = ports.notifier.last(lane.name)
+    if alert is not None and ports.clock.now() - alert.at > ALERT_SHOWN:
+        alert = None
     holder = look(lambda: ports.host.lock_holder(lane.launcher)) if unfinished else None
     return {
         "lane": lane.name,
@@ -284,6 +290,9 @@ def status(ports: Ports, config: Config, lane: Lane) -> Document:
         "probation_lost": bool(probation and not watched),
         "last_smoke": {"at": iso(last.at), "gate": last.gate, **last.verdict} if last else None,
         "adopted": row is not None,
+        "last_alert": {"at": iso(alert.at), "title": alert.title, "body": alert.body}
+        if alert
+        else None,
         "problem": "; ".join(dict.fromkeys(problems)) or None,
     }
 

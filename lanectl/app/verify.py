@@ -52,8 +52,9 @@ def said(result: Result, cls: ReplyClass, name: str, detail: str) -> Verdict:
 class Verifier:
     """Looks at one started process until it is right or surely is not.
 
-    wait: sleeps, and raises when the change was told to undo itself. log_mark: where the program's
-    logs ended before the start, or None. Every failure is a StepFailed with the log's last lines.
+    wait: sleeps, and raises when the change was told to undo itself; stop: tells whether it was.
+    log_mark: where the program's logs ended before the start, or None. Every failure is a
+    StepFailed with the log's last lines.
     """
 
     def __init__(
@@ -63,10 +64,11 @@ class Verifier:
         lookout: Lookout,
         wait: Callable[[float], None],
         say: Callable[[str], None],
+        stop: Callable[[], bool],
         log_mark: tuple[int, int] | None,
     ) -> None:
         self.ports, self.lane, self.lookout = ports, lane, lookout
-        self.wait, self.say, self.log_mark = wait, say, log_mark
+        self.wait, self.say, self.stop, self.log_mark = wait, say, stop, log_mark
         self._refusal: Judgement | None = None
 
     def dead(self, expect: Sighting) -> str:
@@ -95,12 +97,19 @@ class Verifier:
         return mask("\n".join(text.splitlines()[-LOG_LINES:]))
 
     def wait_ready(
-        self, asked: Asked, expect: Sighting, limit_s: float, tolerate: Sequence[str] = ()
+        self,
+        asked: Asked,
+        expect: Sighting,
+        limit_s: float,
+        tolerate: Sequence[str] = (),
+        *,
+        token: bool = True,
     ) -> None:
         """Listening in our tree, `/health`, the model listed, and one token generated.
 
         Ends early for a dead process, a fatal log line, a wrong command line, a stranger on the
-        port, a token that is refused. tolerate: mismatches that the baseline had as well.
+        port, a token that is refused. tolerate: mismatches that the baseline had as well. token:
+        False for a revision that generated none at its baseline either.
         """
         clock = self.ports.clock
         began = clock.monotonic()
@@ -114,13 +123,13 @@ class Verifier:
                 next_look = now + LOG_POLL_S
                 proof = self.lookout.prove(asked, expect=expect)
                 if wrong := [text for text in proof.mismatches if text not in tolerate]:
-                    self._raise_wrong("; ".join(wrong))
+                    self._raise_wrong(wrong, Result.FAILED)
                 stranger_since = (stranger_since or now) if proof.problems else None
                 if stranger_since is not None and now - stranger_since > STRANGER_S:
-                    self._raise_wrong("; ".join(proof.problems))
+                    self._raise_wrong(proof.problems, Result.ERROR)
                 if not listening:
                     self._look_at_log()
-                was, missing = missing, self._not_ready(proof)
+                was, missing = missing, self._not_ready(proof, token)
                 if not missing:
                     return
                 if missing != was:
@@ -140,7 +149,7 @@ class Verifier:
         if cause := fatal_line(log):
             raise StepFailed(f"the log says: {cause}", verdict=self.death(cause, log), log=log)
 
-    def _not_ready(self, proof: Proof) -> str:
+    def _not_ready(self, proof: Proof, token: bool) -> str:
         """What is still missing; empty when the lane is ready."""
         api, lane = self.ports.api, self.lane
         self._refusal = None
@@ -158,7 +167,9 @@ class Verifier:
         if not models or (lane.model and lane.model not in {m.id for m in models}):
             names = ", ".join(m.id for m in models) or "none"
             return f"the model {lane.model or ''} (listed: {names})"
-        fault = token_fault(api, self.ports.clock, lane)
+        if not token:
+            return ""
+        fault = token_fault(api, self.ports.clock, lane, stop=self.stop)
         if fault is not None and fault.cls not in _STILL_COMING:
             self._refusal = fault
         return fault.detail if fault else ""
@@ -168,8 +179,10 @@ class Verifier:
         reason = f"up, and still no token after {REFUSAL_S:.0f} s: {refusal.detail}"
         raise StepFailed(reason, verdict=verdict, log=self.log())
 
-    def _raise_wrong(self, reason: str) -> None:
-        verdict = said(Result.FAILED, ReplyClass.WRONG_PROCESS, "process", reason)
+    def _raise_wrong(self, wrong: Sequence[str], result: Result) -> None:
+        """Wrong words speak against the revision; a stranger on its port, or one unseen, do not."""
+        reason = "; ".join(wrong)
+        verdict = said(result, ReplyClass.WRONG_PROCESS, "process", reason)
         raise StepFailed(
             f"not the process that was asked for: {reason}", verdict=verdict, log=self.log()
         )
@@ -180,7 +193,9 @@ class Verifier:
         Returns the proof, and whether the lane shows metrics of speculation (None: unknown).
         """
         proof = self.lookout.prove(asked, expect=expect)
-        wrong = list(proof.problems) or list(proof.mismatches)
+        if proof.problems:
+            self._raise_wrong(proof.problems, Result.ERROR)
+        wrong = list(proof.mismatches)
         if not wrong and not proof.listening:
             wrong = [f"nothing of {self.lane.program} listens on port {self.lane.port}"]
         metrics = self.ports.api.metrics()
@@ -189,7 +204,7 @@ class Verifier:
             # Speculation is proven off at run time only, by its metrics (field note 15).
             wrong = ["speculation metrics are there although speculation was asked off"]
         if wrong:
-            self._raise_wrong("; ".join(wrong))
+            self._raise_wrong(wrong, Result.FAILED)
         return proof, speculates
 
     def wait_uptime(self, expect: Sighting) -> None:

@@ -98,10 +98,12 @@ class Facts:
     """What was observed of the lane when the outcome was known.
 
     old_in_place: the deployed digest is the Plan's `from`.
+    not_renamed: the replace was refused before its rename, whatever stands there.
     program_unchanged: the program's pid and start time are those of the baseline.
     """
 
     old_in_place: bool = False
+    not_renamed: bool = False
     program_unchanged: bool = False
 
 
@@ -118,7 +120,8 @@ def after(
     follows = table[phase, outcome]
     if outcome is Outcome.OK:
         return follows
-    if phase is Phase.INSTALLING and facts.old_in_place and facts.program_unchanged:
+    untouched = facts.old_in_place or facts.not_renamed
+    if phase is Phase.INSTALLING and untouched and facts.program_unchanged:
         # It died before the rename: nothing has been changed, so there is nothing to undo.
         return Phase.ABORTED
     if (

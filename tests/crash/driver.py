@@ -102,9 +102,11 @@ def run(file: str, kind: str, profile: str, fatal: int | str) -> None:
                 row: Any = change.recover(ports, lane, lambda _text: None)
         else:
             plans = {
-                "switch": lambda: change.plan_switch(ports, config, lane, profile, asking),
-                "rollback": lambda: change.plan_rollback(ports, config, lane, asking),
-                "restart": lambda: change.plan_restart(ports, config, lane, asking),
+                "switch": lambda _undone: change.plan_switch(ports, config, lane, profile, asking),
+                "rollback": lambda undone: change.plan_rollback(
+                    ports, config, lane, asking, undone=undone
+                ),
+                "restart": lambda _undone: change.plan_restart(ports, config, lane, asking),
             }
             row = change.run(
                 ports,

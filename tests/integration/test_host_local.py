@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from lanectl.adapters import host_local, launcher_lock, procfs, script_check
 from lanectl.adapters.host_local import LocalHost
 from lanectl.core.lane import digest
-from lanectl.errors import ChangeFailed, ConfigError, Drift, LaneBusy, Refused
+from lanectl.errors import ConfigError, Drift, EffectFailed, LaneBusy, Refused
 from lanectl.ports import LauncherFile, Process
 
 OLD = b"#!/bin/bash\nexec vllm serve old\n"
@@ -700,7 +700,7 @@ def test_signal_that_is_not_allowed_says_so(host: LocalHost) -> None:
             os.setuid(NOBODY)
             try:
                 host.signal(seen, signal.SIGTERM)
-            except ChangeFailed as error:
+            except EffectFailed as error:
                 answers.put(error.message)
 
         worker = context.Process(target=as_nobody)

@@ -19,7 +19,7 @@ import pytest
 
 from lanectl.adapters import procfs, supervisord_conf, supervisord_wire
 from lanectl.adapters.supervisord import Supervisord
-from lanectl.errors import ChangeFailed, ConfigError, Unreachable
+from lanectl.errors import ConfigError, EffectFailed, Unreachable
 
 CONF = """
     [unix_http_server]
@@ -319,7 +319,7 @@ def test_unlinked_log_reads_as_empty_and_comes_back_without_a_restart(
 
 def test_stop_and_start_give_a_new_pid(client: Supervisord) -> None:
     before = pid_of(client, "web")
-    with pytest.raises(ChangeFailed, match="started already"):
+    with pytest.raises(EffectFailed, match="started already"):
         client.start("web")
     client.stop("web")
     until(lambda: client.program("web").state == "STOPPED")
@@ -333,16 +333,16 @@ def test_backoff_is_started_already(client: Supervisord) -> None:
     client.start("crash")
     until(lambda: client.program("crash").state == "BACKOFF")
     assert client.program("crash").pid is None
-    with pytest.raises(ChangeFailed, match=r"started already .*Exited too quickly.*fault 60"):
+    with pytest.raises(EffectFailed, match=r"started already .*Exited too quickly.*fault 60"):
         client.start("crash")
     client.stop("crash")
     until(lambda: client.program("crash").state == "STOPPED")
 
 
 def test_command_that_is_missing_or_has_no_run_bit(client: Supervisord) -> None:
-    with pytest.raises(ChangeFailed, match=r"command does not exist.*/no/such.*fault 20"):
+    with pytest.raises(EffectFailed, match=r"command does not exist.*/no/such.*fault 20"):
         client.start("missing")
-    with pytest.raises(ChangeFailed, match=r"may not be executed.*fault 21") as caught:
+    with pytest.raises(EffectFailed, match=r"may not be executed.*fault 21") as caught:
         client.start("norun")
     assert caught.value.next_step == "chmod +x the launcher"
 
@@ -355,7 +355,7 @@ def test_stopping_for_ever_holds_nobody_up(client: Supervisord) -> None:
     assert time.monotonic() - before < 1
     assert client.program("stubborn").state == "STOPPING"
     # supervisord says yes and starts nothing, or says no: never a new pid (field note 21).
-    with suppress(ChangeFailed):
+    with suppress(EffectFailed):
         client.start("stubborn")
     assert client.program("stubborn").pid == pid
     os.killpg(pid, signal.SIGKILL)
@@ -549,18 +549,18 @@ def test_answer_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_start_faults_say_what_they_mean(code: int, words: str) -> None:
     with answering(fault(code, "THE_FAULT: web")) as url:
-        with pytest.raises(ChangeFailed, match=rf"{words}.*THE_FAULT: web, fault {code}") as caught:
+        with pytest.raises(EffectFailed, match=rf"{words}.*THE_FAULT: web, fault {code}") as caught:
             Supervisord(url).start("web")
         assert caught.value.next_step
 
 
 def test_unknown_fault_of_start_and_stop() -> None:
     with answering(fault(99, "SOMETHING: new")) as url:
-        with pytest.raises(ChangeFailed, match="SOMETHING: new"):
+        with pytest.raises(EffectFailed, match="SOMETHING: new"):
             Supervisord(url).start("web")
-        with pytest.raises(ChangeFailed, match="could not stop web: SOMETHING: new"):
+        with pytest.raises(EffectFailed, match="could not stop web: SOMETHING: new"):
             Supervisord(url).stop("web")
-        with pytest.raises(ChangeFailed, match="could not clear the logs of web"):
+        with pytest.raises(EffectFailed, match="could not clear the logs of web"):
             Supervisord(url).clear_logs("web")
         assert Supervisord(url).log_tail("web") == ""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from lanectl import wiring
+from lanectl.adapters.notify_log import SIZE_MAX, LogNotifier
 from lanectl.adapters.store_sql import open_store
 from lanectl.app import service
 from lanectl.cli import errors
@@ -17,6 +20,7 @@ from lanectl.cli.main import cli
 from lanectl.config import Config, load
 from lanectl.core.lane import ADOPTED, Kind, Plan, Revision, digest
 from tests.fakes import Lab
+from tests.lanes import bench
 
 SECRET = "S3cretValue9"
 LANE_KEYS: Mapping[str, Any] = {
@@ -182,3 +186,96 @@ def test_a_diff_in_a_secret_only_says_so(operator: Operator) -> None:
     assert operator.json("diff", "q", "p")["same"] is False
     assert operator("diff", "q", "adopted") == 0
     assert "already" in operator.out and "masked" not in operator.out
+
+
+# ------------------------------------------------------------------------------------------ alerts
+
+
+def test_an_alert_is_one_private_masked_line(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "alerts.log"
+    notifier = LogNotifier(path, system_log=None)
+    assert notifier.last("q") is None
+    notifier.tell("q", "bad\tnews\n", f"\x1b[2J--api-key {SECRET} " + "x" * 9000)
+    notifier.tell("other", "t", "b")
+    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+    first, _ = path.read_text().splitlines()
+    assert first.count("\t") == 3 and SECRET not in first and len(first) < 2300
+    assert first.replace("\t", "").isprintable()
+    last = notifier.last("q")
+    assert last and last.title == r"bad\tnews\n" and last.body.startswith(r"\x1b[2J--api-key ***")
+    path.chmod(0o644)
+    notifier.tell("q", "newer", "")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert (found := notifier.last("q")) and (found.title, found.body) == ("newer", "")
+
+
+def test_alerts_do_not_grow_without_end(tmp_path: Path) -> None:
+    path = tmp_path / "alerts.log"
+    notifier = LogNotifier(path, system_log=None)
+    notifier.tell("q", "old", "")
+    with path.open("a") as file:
+        file.write("x" * SIZE_MAX)
+    notifier.tell("r", "new", "")
+    assert path.stat().st_size < 100
+    assert (tmp_path / "alerts.log.1").stat().st_size > SIZE_MAX
+    assert notifier.last("r")
+
+
+@pytest.mark.parametrize("how", ["a link", "a pipe", "a folder", "no folder", "a nul"])
+def test_telling_never_fails_and_never_waits(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, target = tmp_path / "alerts.log", tmp_path / "target"
+    target.write_text("")
+    if how == "a link":
+        path.symlink_to(target)
+    elif how == "a pipe":
+        os.mkfifo(path)
+    elif how == "a folder":
+        path.mkdir()
+    else:
+        path = tmp_path / "target" / "alerts.log" if how == "no folder" else tmp_path / "a\0b"
+    notifier = LogNotifier(path, system_log=str(tmp_path / "no-log"))
+    notifier.tell("q", "bad news", "\udc80")
+    assert "bad news" in caplog.text
+    if how != "a nul":
+        assert notifier.last("q") is None
+    assert target.read_text() == ""
+
+
+def test_the_system_log_is_told_too(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+        log.bind(str(tmp_path / "log"))
+        notifier = LogNotifier(tmp_path / "alerts.log", system_log=str(tmp_path / "log"))
+        notifier.tell("q", "bad", "news")
+        assert log.recv(4096) == b"<12>lanectl: q: bad: news"
+
+
+def test_status_shows_a_fresh_alert(operator: Operator) -> None:
+    operator.configure(q={}, r={})
+    path = wiring.alerts_file(operator.config)
+    assert path == operator.folder / "alerts.log"
+    LogNotifier(path, system_log=None).tell("q", "lane q is degraded", "why")
+    told, other = operator.json("status")
+    assert told["last_alert"]["title"] == "lane q is degraded" and other["last_alert"] is None
+    assert operator("status") == 0 and "lane q is degraded: why" in operator.out
+    path.write_text(path.read_text().replace("2", "1", 1))  # A thousand years ago.
+    assert operator.json("status")[0]["last_alert"] is None
+
+
+@pytest.mark.timeout(240)
+def test_the_owner_is_told_of_a_degraded_lane() -> None:
+    """By the real worker: it has no terminal, and its logging goes nowhere."""
+    with bench() as lane:
+        assert lane.forge("switch", "b").status == 0
+        bad = lane.rig.launcher.read_text() + "# bad\n"
+        bad = bad.replace("--max-num-seqs 6", "--max-num-seqs 6 --standin-mode crash-start")
+        copy = lane.rig.folder / "kept.sh"
+        copy.write_text(bad)
+        copy.chmod(0o755)
+        done = lane.forge("rollback", "--backup", str(copy), "--json")
+        assert (done.status, done.json["phase"]) == (5, "degraded"), done
+        (line,) = (lane.rig.folder / "alerts.log").read_text().splitlines()
+        assert "lane demo is degraded" in line
+        (told,) = lane.forge("status", "--json").json
+        assert told["last_alert"]["title"] == "lane demo is degraded"

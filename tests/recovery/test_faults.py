@@ -52,7 +52,7 @@ def switch(lab: Lab, profile: str, ports: Ports | None = None) -> SwitchRow:
     row = change.run(
         used,
         lab.lane,
-        lambda: change.plan_switch(used, lab.config, lab.lane, profile, ASKING),
+        lambda _undone: change.plan_switch(used, lab.config, lab.lane, profile, ASKING),
         asking=ASKING,
         say=lambda _text: None,
     )
@@ -64,7 +64,7 @@ def rollback(lab: Lab) -> SwitchRow:
     row = change.run(
         lab.ports,
         lab.lane,
-        lambda: change.plan_rollback(lab.ports, lab.config, lab.lane, ASKING),
+        lambda _undone: change.plan_rollback(lab.ports, lab.config, lab.lane, ASKING),
         asking=ASKING,
         say=lambda _text: None,
         preempt=True,
