@@ -155,6 +155,7 @@ SCHEMAS: dict[str, Schema] = {
             unfinished=null_or(STRING),
             probation=null_or(TIME),
             last_smoke=null_or(record(at=TIME, gate=STRING, outcome=OUTCOME, class_=CLASS)),
+            last_alert=null_or(record(at=TIME, title=STRING, body=STRING)),
             problem=null_or(STRING),
         )
     ),

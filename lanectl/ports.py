@@ -132,8 +132,8 @@ class Host(Protocol):
     def stat_path(self, path: str) -> PathFacts | None:
         """What the path is; None when absent. Refused when it may not be looked at."""
 
-    def save_unlinked(self, pid: int, path: str, at: datetime) -> str | None:
-        """Copy what `pid` still holds open of the deleted file `path` to a private file beside it.
+    def save_log(self, pid: int, path: str, at: datetime) -> str | None:
+        """Copy what `pid` holds open of `path`, deleted or not, to a private file beside it.
 
         Returns the copy's path, `<path>.saved-YYYYMMDD-HHMMSS`; None when `pid` holds none.
         """

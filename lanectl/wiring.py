@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+import platformdirs
 
 from lanectl.adapters.gpu_nvml import NvmlGpu
 from lanectl.adapters.host_local import LocalHost
@@ -56,12 +60,19 @@ def ports(config: Config, lane: Lane, *, store_url: str | None = None) -> Iterat
             gpu=NvmlGpu(),
             store=opened,
             clock=SystemClock(),
-            notifier=LogNotifier(),
+            notifier=LogNotifier(alerts_file(config)),
         )
     finally:
         api.close()
         supervisor.close()
         opened.close()
+
+
+def alerts_file(config: Config) -> Path:
+    """Where alerts are kept: beside a SQLite store, else in the platform's state folder."""
+    store = re.match(r"sqlite(?:\+\w+)?:///([^?]+)", config.store_url)
+    folder = Path(store[1]).expanduser().parent if store else None
+    return (folder or Path(platformdirs.user_state_dir("lanectl"))) / "alerts.log"
 
 
 def this_process(host: Host) -> Process:

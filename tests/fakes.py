@@ -21,6 +21,7 @@ from lanectl.core.lane import Lane
 from lanectl.core.smoke import ProbeRequest, Reply, ToolCall
 from lanectl.errors import StoreUnusable, Unreachable
 from lanectl.ports import (
+    Alert,
     Answer,
     GpuReading,
     Listener,
@@ -63,6 +64,7 @@ class World:
     starts: int = 0
     signals: list[tuple[int, int]] = field(default_factory=list)
     on_sleep: Callable[[float], None] = lambda _seconds: None
+    on_tool_call: Callable[[], None] = lambda: None
 
     def spawn(self) -> None:
         words = shlex.split(self.launcher.read_text().splitlines()[-1])
@@ -214,6 +216,8 @@ class FakeApi:
         return Metrics(running=0.0, waiting=0.0) if self.world.main else None
 
     def chat(self, requests: Sequence[ProbeRequest], stop: Callable[[], bool]) -> list[Reply]:
+        if any(request.tool for request in requests):
+            self.world.on_tool_call()
         return [self._reply(request) for request in requests]
 
     def _reply(self, request: ProbeRequest) -> Reply:
@@ -246,6 +250,9 @@ class Told:
 
     def tell(self, lane: str, title: str, body: str) -> None:
         self.heard.append((lane, title, body))
+
+    def last(self, lane: str) -> Alert | None:
+        return None
 
 
 class FailingStore:

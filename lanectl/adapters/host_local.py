@@ -320,8 +320,8 @@ class LocalHost:
     def exists(self, path: str) -> bool:
         return Path(path).is_file()
 
-    def save_unlinked(self, pid: int, path: str, at: datetime) -> str | None:
-        for held in procfs.deleted_files(pid, path):
+    def save_log(self, pid: int, path: str, at: datetime) -> str | None:
+        for held in procfs.held_files(pid, path):
             copy = f"{path}.saved-{at.astimezone(UTC):%Y%m%d-%H%M%S}"
             try:
                 fd = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)

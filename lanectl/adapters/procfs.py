@@ -331,14 +331,14 @@ def _collect(
                 kept += part[: OUTPUT_LIMIT - len(kept)]
 
 
-def deleted_files(pid: int, path: str) -> list[str]:
-    """`/proc/PID/fd/N` of every descriptor that `pid` holds of the deleted file `path`."""
+def held_files(pid: int, path: str) -> list[str]:
+    """`/proc/PID/fd/N` of every descriptor that `pid` holds of the file `path`, deleted or not."""
     folder = Path("/proc") / str(pid) / "fd"
     found: list[str] = []
     try:
         for entry in folder.iterdir():
             try:
-                if str(entry.readlink()) == f"{path} (deleted)":
+                if str(entry.readlink()) in (path, f"{path} (deleted)"):
                     found.append(str(entry))
             except OSError:
                 continue  # Closed while we looked.

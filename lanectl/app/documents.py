@@ -85,6 +85,7 @@ def switch_document(ports: Ports, row: SwitchRow) -> Document:
             for event in row.events
         ],
         "reason": row.reason or plan.reason or "",
+        "next": next((e.detail["next"] for e in row.events if e.detail.get("next")), ""),
     }
 
 

@@ -518,7 +518,9 @@ class Engine:
         old = self.lookout.main_process(program)
         cut = None
         if old is not None:
-            metrics = self.ports.api.metrics(timeout_s=1.0)
+            # A rollback has no time to wait for a lane that does not answer any more.
+            limit = 0.2 if self.plan.kind is Kind.ROLLBACK else 1.0
+            metrics = self.ports.api.metrics(timeout_s=limit)
             cut = metrics.load if metrics else None
         self.receipt["requests_cut"] = cut
         self.receipt["cache_before"] = "warm" if old is not None else "cold"

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from lanectl.app.documents import verdict_json
-from lanectl.app.process import Lookout
+from lanectl.app.process import Lookout, same
 from lanectl.app.service import run_gate_of_program
 from lanectl.app.verify import said
 from lanectl.core.lane import Lane
 from lanectl.core.verdict import ReplyClass, Result, Verdict
 from lanectl.errors import Unreachable
-from lanectl.ports import Ports, Probation, Process, SmokeRow, SwitchRow
+from lanectl.ports import Ports, Probation, Process, Sighting, SmokeRow, SwitchRow
 
 EVERY_S = 60.0
 LOOK_S = 0.5
@@ -85,7 +85,8 @@ def _judge(ports: Ports, lane: Lane, row: SwitchRow, gate: str) -> Verdict:
     except Unreachable as error:
         return said(Result.ERROR, ReplyClass.UNREACHABLE, "supervisord", error.message)
     started = row.receipt["program"]["after"]
-    if run.verdict.passed and (now is None or now.pid != started["pid"]):
+    expect = Sighting(started["pid"], started["started"], "", None)
+    if run.verdict.passed and (now is None or not same(now, expect)):
         told = f"{lane.program} is pid {now.pid if now else '-'}, not pid {started['pid']}"
         return said(Result.INCONCLUSIVE, ReplyClass.WRONG_PROCESS, "process", told)
     return run.verdict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from lanectl.app.change import (
 from lanectl.app.documents import Document, history_entry, iso, verdict_json
 from lanectl.app.engine import Say
 from lanectl.app.gate import GateRun, ignore, never, run_gate
-from lanectl.app.process import Lookout, Proof, same
+from lanectl.app.process import Lookout, Proof, is_alive, same
 from lanectl.config import Config
 from lanectl.core.flags import Asked
 from lanectl.core.lane import ADOPTED, Lane, Profile
@@ -35,7 +36,7 @@ from lanectl.errors import (
     StoreUnusable,
     Unreachable,
 )
-from lanectl.ports import Ports, SmokeRow, SwitchRow
+from lanectl.ports import Ports, Probation, Sighting, SmokeRow, SwitchRow
 
 PROVING_GATE = "switch"
 ALERT_SHOWN = timedelta(days=7)
@@ -71,25 +72,25 @@ def adopt(
             lookout.record(main, None)
         if before is not None and before.current_sha256 != deployed.sha256:
             ports.store.end_probation(lane.name, "ended by adopt")
-        verdict, why = None, ""
-        if unproven:
-            why = "--unproven: no gate was run"
-        elif main is None:
-            why = f"{lane.program} is not running, so no gate could be run"
-        else:
-            proof = lookout.prove(lookout.asked_of(deployed.text, None))
-            why = _unproven(proof, deployed.changed_at)
-            run = run_gate(ports.api, ports.clock, lane, PROVING_GATE, progress=say)
-            if lost := _changed(lookout, proof):
-                why = why or lost
-            verdict = verdict_json(run.verdict)
-            ports.store.record_smoke(
-                lane.name, SmokeRow(ports.clock.now(), PROVING_GATE, deployed.sha256, verdict)
-            )
-            if run.verdict.passed and not why:
-                ports.store.set_stable(lane.name, deployed.sha256, True)
-            elif not run.verdict.passed:
-                why = f"the {PROVING_GATE} gate says {run.verdict.outcome} ({run.verdict.cls})"
+    # The gate holds no lock: a rollback must not wait for it.
+    verdict, why = None, ""
+    if unproven:
+        why = "--unproven: no gate was run"
+    elif main is None:
+        why = f"{lane.program} is not running, so no gate could be run"
+    else:
+        proof = lookout.prove(lookout.asked_of(deployed.text, None))
+        why = _unproven(proof, deployed.changed_at)
+        run = run_gate(ports.api, ports.clock, lane, PROVING_GATE, progress=say)
+        why = why or _changed(lookout, proof) or _moved(ports, lane, deployed.sha256)
+        verdict = verdict_json(run.verdict)
+        ports.store.record_smoke(
+            lane.name, SmokeRow(ports.clock.now(), PROVING_GATE, deployed.sha256, verdict)
+        )
+        if run.verdict.passed and not why:
+            ports.store.set_stable(lane.name, deployed.sha256, True)
+        elif not run.verdict.passed:
+            why = f"the {PROVING_GATE} gate says {run.verdict.outcome} ({run.verdict.cls})"
     known = ports.store.revision(lane.name, revision.sha256)
     return {
         "lane": lane.name,
@@ -126,6 +127,14 @@ def _changed(lookout: Lookout, proof: Proof) -> str:
     now = lookout.main_process(lookout.program())
     if proof.main is None or now is None or not same(now, proof.main):
         return "the program was restarted while the gate ran"
+    return ""
+
+
+def _moved(ports: Ports, lane: Lane, sha256: str) -> str:
+    row, deployed = ports.store.lane(lane.name), ports.host.read(lane.launcher)
+    here = deployed is not None and deployed.sha256 == sha256
+    if row is None or row.current_sha256 != sha256 or not here or ports.store.unfinished(lane.name):
+        return "the lane was changed while the gate ran"
     return ""
 
 
@@ -261,7 +270,7 @@ def status(ports: Ports, config: Config, lane: Lane) -> Document:
         ready = False
     profile = current.profile if current else None
     boards = look(ports.gpu.readings)
-    watched = probation is not None and look(lambda: is_watched(ports, probation.worker_pid))
+    watched = probation is not None and look(lambda: is_watched(ports, probation))
     alert = ports.notifier.last(lane.name)
     if alert is not None and ports.clock.now() - alert.at > ALERT_SHOWN:
         alert = None
@@ -303,10 +312,11 @@ def _expected(current: str, unfinished: SwitchRow | None) -> set[str]:
     return {current, unfinished.plan.from_sha256, unfinished.plan.to_sha256}
 
 
-def is_watched(ports: Ports, pid: int) -> bool:
-    """Whether a probation's worker still lives."""
-    process = ports.host.process(pid)
-    return process is not None and process.state not in ("Z", "X")
+def is_watched(ports: Ports, probation: Probation) -> bool:
+    """Whether a probation's worker still lives: by pid and start, since a pid is given anew."""
+    process = ports.host.process(probation.worker_pid)
+    worker = Sighting(probation.worker_pid, probation.worker_started, "", None)
+    return process is not None and is_alive(process) and same(process, worker)
 
 
 def history(ports: Ports, lane: Lane, limit: int) -> list[Document]:
@@ -316,15 +326,19 @@ def history(ports: Ports, lane: Lane, limit: int) -> list[Document]:
 # ------------------------------------------------------------------------------------ standing
 
 
-def quarantine(ports: Ports, lane: Lane, reason: str, *, stop: bool, say: Say) -> Document:
+def quarantine(
+    ports: Ports, lane: Lane, reason: str, *, who: str, stop: bool, say: Say
+) -> Document:
     """No switch and no automatic action until a release; with `stop`, the program is stopped."""
     adopted_row(ports, lane)
-    ports.store.set_quarantine(lane.name, reason)
-    # A probation can roll back by itself, and nothing does that to a quarantined lane.
-    ports.store.end_probation(lane.name, "ended by a quarantine")
     stopped: dict[str, Any] | None = None
-    if stop:
-        with ports.host.lock(lane.launcher, held_by(ports, "quarantine")):
+    # The lock first: refused, nothing at all has been done.
+    with ports.host.lock(lane.launcher, held_by(ports, who)) if stop else nullcontext():
+        ports.store.set_quarantine(lane.name, reason)
+        # A probation can roll back by itself, and nothing does that to a quarantined lane.
+        ports.store.end_probation(lane.name, "ended by a quarantine")
+        if stop:
+            recover(ports, lane, say)
             stopped = Lookout(ports, lane).stop_all(say)
     return {"lane": lane.name, "quarantined": reason, "stopped": stopped}
 
@@ -372,8 +386,8 @@ def reap_orphans(ports: Ports, lane: Lane, *, who: str, say: Say) -> Document:
 def reopen_log(ports: Ports, lane: Lane) -> Document:
     """Make supervisord write to the named log again where that path is unlinked (note 25).
 
-    What its open descriptors of the deleted files still hold is saved first. A log that is there
-    is left alone: clearing it would erase it.
+    supervisord clears both logs of a program at once, so what it holds of each, deleted or not, is
+    saved first. Where every log is there nothing is done: clearing would only erase them.
     """
     host, program = ports.host, ports.supervisor.program(lane.program)
     paths = [path for path in (program.stdout_log, program.stderr_log) if path.startswith("/")]
@@ -382,7 +396,7 @@ def reopen_log(ports: Ports, lane: Lane) -> Document:
     if not unlinked:
         return document | {"reason": "every log path is there; nothing was unlinked"}
     pid, now = ports.supervisor.pid(), ports.clock.now()
-    saved = [host.save_unlinked(pid, path, now) for path in unlinked]
+    saved = [host.save_log(pid, path, now) for path in paths]
     ports.supervisor.clear_logs(program.full_name)
     if still := [path for path in unlinked if not host.exists(path)]:
         raise CheckFailed(f"supervisord did not make {', '.join(still)} anew")

@@ -27,7 +27,7 @@ from lanectl.ports import Ports, SwitchRow
 
 GATES = click.Choice(["quick", "switch", "soak"])
 
-Planner = Callable[[Ports, Config, Lane, Asking], "Plan | Unchanged"]
+Planner = Callable[[Ports, Config, Lane, Asking, "SwitchRow | None"], "Plan | Unchanged"]
 
 
 @click.command()
@@ -61,7 +61,9 @@ def switch(
     target = config.lane(lane)
     config.profile(target, profile)
 
-    def plan(ports: Ports, config: Config, lane: Lane, asking: Asking) -> Any:
+    def plan(
+        ports: Ports, config: Config, lane: Lane, asking: Asking, _undone: SwitchRow | None
+    ) -> Plan | Unchanged:
         return change.plan_switch(ports, config, lane, profile, asking)
 
     if dry_run:
@@ -102,10 +104,14 @@ def rollback(
         backup = str(Path(backup).absolute())
         store_url = _store_or_scratch(config)
         if not _supervisord_answers(config, target, store_url):
-            return _restore_file(settings, config, target, backup, store_url)
+            return _restore_file(settings, config, target, backup, asking, store_url)
 
-    def plan(ports: Ports, config: Config, lane: Lane, asking: Asking) -> Any:
-        return change.plan_rollback(ports, config, lane, asking, to=to, backup=backup)
+    def plan(
+        ports: Ports, config: Config, lane: Lane, asking: Asking, undone: SwitchRow | None
+    ) -> Plan | Unchanged:
+        return change.plan_rollback(
+            ports, config, lane, asking, to=to, backup=backup, undone=undone
+        )
 
     named = to is not None or backup is not None
     return _run(
@@ -123,7 +129,13 @@ def restart(settings: Settings, lane: str | None, gate: str | None, cut: bool, r
     """Restart LANE on the revision it has, with the same verification as a switch."""
     config = load(find(settings.config))
     asking = Asking(who(), reason, gate=gate, cut=cut)
-    return _run(settings, config, config.lane(lane), asking, change.plan_restart)
+
+    def plan(
+        ports: Ports, config: Config, lane: Lane, asking: Asking, _undone: SwitchRow | None
+    ) -> Plan | Unchanged:
+        return change.plan_restart(ports, config, lane, asking)
+
+    return _run(settings, config, config.lane(lane), asking, plan)
 
 
 # ---------------------------------------------------------------------------------------- running
@@ -181,8 +193,8 @@ def _work(
         usual = {str(k): v for k, v in ports.store.phase_times(lane.name).items()}
         send({"opened": row.id, "usual": usual})
 
-    def make_plan() -> Any:
-        return planner(ports, config, lane, asking)
+    def make_plan(undone: SwitchRow | None) -> Plan | Unchanged:
+        return planner(ports, config, lane, asking, undone)
 
     result = change.run(
         ports,
@@ -210,7 +222,7 @@ def _probation(ports: Ports, config: Config, lane: Lane, row: SwitchRow) -> None
     def roll_back(why: str) -> None:
         asking = Asking("lanectl (probation)", why)
 
-        def make_plan() -> Plan | Unchanged:
+        def make_plan(_undone: SwitchRow | None) -> Plan | Unchanged:
             now = ports.store.lane(lane.name)
             if now is None or now.current_sha256 != row.plan.to_sha256:
                 raise Refused(f"lane {lane.name} was moved meanwhile")
@@ -292,11 +304,16 @@ def _supervisord_answers(config: Config, lane: Lane, store_url: str | None) -> b
 
 
 def _restore_file(
-    settings: Settings, config: Config, lane: Lane, backup: str, store_url: str | None
+    settings: Settings,
+    config: Config,
+    lane: Lane,
+    backup: str,
+    asking: Asking,
+    store_url: str | None,
 ) -> int:
     """Put the backup in place without supervisord; what is left to do is said. Exit 5."""
     with wiring.ports(config, lane, store_url=store_url) as ports:
-        restored = change.restore_file(ports.host, ports.store, lane, backup, who())
+        restored = change.restore_file(ports, config, lane, backup, asking)
     message = (
         f"{backup} is in place as {lane.launcher} ({short(restored)}); supervisord does not "
         f"answer, so {lane.program} still runs what it ran"
@@ -381,6 +398,8 @@ def _receipt_lines(document: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _next_step(document: dict[str, Any], code: int) -> str:
     lane = document["lane"]
+    if document.get("next"):
+        return str(document["next"])
     if document["phase"] == "degraded":
         return f"lanectl rollback {lane}, or lanectl doctor {lane}"
     if document["phase"] == "rolled-back":

@@ -232,6 +232,9 @@ def _remarks(s: Document) -> list[tuple[str, str]]:
         remarks.append(("cyan", f"in probation until {s['probation']}"))
     if s["probation_lost"]:
         remarks.append(("yellow", f"its probation's worker is gone (lanectl restart {name})"))
+    if alert := s["last_alert"]:
+        told = f"alert of {alert['at'][:19]}Z: {alert['title']}: {alert['body']}"
+        remarks.append(("yellow", told[:400]))
     if s["problem"]:
         remarks.append(("yellow", s["problem"]))
     if s["note"]:

@@ -46,7 +46,9 @@ def quarantine(settings: Settings, lane: str | None, stop: bool, reason: str) ->
     """Block `switch` and every automatic action on LANE until a release."""
     config, target = opened(settings, lane)
     with wiring.ports(config, target) as ports:
-        document = service.quarantine(ports, target, f"{reason} ({who()})", stop=stop, say=say)
+        document = service.quarantine(
+            ports, target, f"{reason} ({who()})", who=who(), stop=stop, say=say
+        )
     stopped = "; stopped" if stop else ""
     return _print(settings, document, f"{target.name} is quarantined{stopped}")
 

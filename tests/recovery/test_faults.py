@@ -64,7 +64,7 @@ def rollback(lab: Lab) -> SwitchRow:
     row = change.run(
         lab.ports,
         lab.lane,
-        lambda _undone: change.plan_rollback(lab.ports, lab.config, lab.lane, ASKING),
+        lambda _undone: change.plan_rollback(lab.ports, lab.config, lab.lane, ASKING, undone=undone),
         asking=ASKING,
         say=lambda _text: None,
         preempt=True,
