@@ -247,4 +247,8 @@ class Command:
     ) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        # Not read to the end: after a failure somebody may still hold the other end.
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream:
+                stream.close()

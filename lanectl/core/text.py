@@ -31,6 +31,10 @@ def mask(text: str) -> str:
     vocabulary of language models (`eos_token`, `--max-tokens 512`) stay. In doubt it masks.
     The time it takes is linear in the text.
     """
+    if "\x1b" in text:
+        # A colour's last letter must not pass for the beginning of a name.
+        text = _COLOUR.sub(rf"\g<0>{_APART}", text)
+        return mask(text.replace("\x1b", _ESCAPE)).replace(_ESCAPE, "\x1b").replace(_APART, "")
     text = _PRIVATE_KEY.sub(rf"\g<head>{MASK}", text)
     text = _CREDENTIALS.sub(rf"\g<head>{MASK}", text)
     text = _PASSWORD_IN_URL.sub(rf"\g<head>{MASK}@", text)
@@ -165,6 +169,9 @@ def _hidden(value: str) -> str:
 
 # ------------------------------------------------------------- secrets that give themselves away
 
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_ESCAPE, _APART = "\ufdd0", "\ufdd1"
+"""Stand-ins that no text holds: Unicode gives these to nobody."""
 _PRIVATE_KEY = re.compile(
     r"(?P<head>-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)[A-Za-z0-9+/=\s\\:,]++"
 )

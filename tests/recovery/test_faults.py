@@ -64,7 +64,7 @@ def rollback(lab: Lab) -> SwitchRow:
     row = change.run(
         lab.ports,
         lab.lane,
-        lambda _undone: change.plan_rollback(lab.ports, lab.config, lab.lane, ASKING, undone=undone),
+        lambda undone: change.plan_rollback(lab.ports, lab.config, lab.lane, ASKING, undone=undone),
         asking=ASKING,
         say=lambda _text: None,
         preempt=True,
@@ -221,12 +221,12 @@ def test_the_clock_jumps(tmp_path: Path, hours: int) -> None:
     adopt(lab)
     jumped: list[bool] = []
 
-    def on_sleep(_seconds: float) -> None:
+    def jump() -> None:
         if lab.world.starts and not jumped:
             jumped.append(True)
             lab.world.now += timedelta(hours=hours)
 
-    lab.world.on_sleep = on_sleep
+    lab.world.on_tool_call = jump
     began = lab.world.monotonic
     first = switch(lab, "a")
     assert first.phase is Phase.COMMITTED, first.reason
@@ -238,6 +238,38 @@ def test_the_clock_jumps(tmp_path: Path, hours: int) -> None:
     back = rollback(lab)
     assert (back.phase, back.plan.to_profile) == (Phase.COMMITTED, "adopted")
     lab.ports.store.close()
+
+
+# -------------------------------------------------------------------------- somebody else's hand
+
+
+def edited_in_the_gate(lab: Lab, text: bytes) -> None:
+    """While the new revision is judged, somebody writes that text over the launcher."""
+
+    def edit() -> None:
+        if lab.world.starts == 1:
+            lab.world.launcher.write_bytes(text)
+
+    lab.world.on_tool_call = edit
+
+
+def test_an_edit_while_it_is_judged_is_never_overwritten(lab: Lab) -> None:
+    text = OLD + b"# by hand\n"
+    edited_in_the_gate(lab, text)
+    row = switch(lab, "a")
+    assert row.phase is Phase.DEGRADED, "neither of the two texts stands there"
+    assert digest(text)[:12] in row.reason
+    assert lab.world.launcher.read_bytes() == text
+    assert lab.told.heard
+
+
+def test_the_old_text_put_back_by_hand_while_the_new_one_is_judged(lab: Lab) -> None:
+    edited_in_the_gate(lab, OLD)
+    row = switch(lab, "a")
+    assert row.phase is Phase.ROLLED_BACK, "what runs is not what stands there"
+    recorded = lab.ports.store.lane("demo")
+    assert recorded and recorded.current_sha256 == digest(OLD)
+    assert lab.world.main and "8" in lab.world.processes[lab.world.main].argv
 
 
 # -------------------------------------------------------------------------------------- the disk

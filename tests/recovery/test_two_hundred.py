@@ -45,7 +45,9 @@ def test_two_hundred_switches_in_a_row() -> None:
                 row = change.run(
                     ports,
                     target,
-                    lambda _undone, name=name: change.plan_switch(ports, config, target, name, asking),
+                    lambda _undone, name=name: change.plan_switch(
+                        ports, config, target, name, asking
+                    ),
                     asking=asking,
                     say=lambda _text: None,
                 )

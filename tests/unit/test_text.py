@@ -94,6 +94,11 @@ PEM = "-----BEGIN RSA PRIVATE KEY-----\nS3cretValue9\nabc=\n-----END RSA PRIVATE
         "glpat-S3cretValue9 xoxb-1-S3cretValue9 nvapi-S3cretValue9",
         "eyJhbGciOiJIUzI1NiJ9.eyJTM2NyZXRWYWx1ZTki.S3cretValue9",
         PEM,
+        f"\x1b[31m--api-key {SECRET}",
+        f"\x1b[2J--api-key \x1b[1;32m{SECRET}\x1b[0m",
+        f"\x1b[0;1mAuthorization: Bearer {SECRET}",
+        f"\x1b[mhttp://kit:{SECRET}@host",
+        "\x1b[38;5;12msk-S3cretValue9-abc",
     ],
 )
 def test_secrets_are_masked(text: str) -> None:
@@ -127,6 +132,7 @@ def test_secrets_are_masked(text: str) -> None:
         "sorted(rows, key=lambda row: row.at)",
         "--api-key --port 8000",
         'echo "enter the password: "\nexec vllm serve "m"',
+        "\x1b[31mred\x1b[0m --tokenizer x",
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:
