@@ -30,9 +30,9 @@ def local_host() -> Host:
 
 
 @contextmanager
-def store(config: Config) -> Iterator[Store]:
-    """The configured store. Raises StoreUnusable."""
-    opened = open_store(config.store_url)
+def store(config: Config, *, store_url: str | None = None) -> Iterator[Store]:
+    """The configured store, or the one at `store_url`. Raises StoreUnusable."""
+    opened = open_store(store_url or config.store_url)
     try:
         yield opened
     finally:

@@ -21,7 +21,7 @@ from lanectl.cli.tables import emit, note, paint, short, shown, shown_lines
 from lanectl.config import Config, find, load
 from lanectl.core.lane import Kind, Lane, Plan
 from lanectl.core.switch import TERMINAL, Phase
-from lanectl.core.text import mask_argv
+from lanectl.core.text import mask, mask_argv
 from lanectl.errors import LanectlError, Refused, StoreUnusable, Unreachable
 from lanectl.ports import Ports, SwitchRow
 
@@ -159,9 +159,8 @@ def _run(
         with wiring.ports(config, lane, store_url=store_url) as ports:
             _work(ports, config, lane, asking, planner, send, preempt=preempt, named=named)
 
-    def undo(switch_id: str) -> None:
-        with wiring.store(config) as store:
-            store.ask_abort(switch_id, f"{asking.who} pressed Ctrl-C")
+    def undo(switch_id: str) -> str:
+        return ask_undo(config, store_url, switch_id, asking)
 
     opened, end = follow(worker.start(work), undo)
     if "error" in end:
@@ -171,6 +170,18 @@ def _run(
         if "error" in end:
             return tell(end, settings.as_json)
     return show(end["done"], settings.as_json)
+
+
+def ask_undo(config: Config, store_url: str | None, switch_id: str, asking: Asking) -> str:
+    """Ask the worker of a change to undo it; what to say of that."""
+    try:
+        with wiring.store(config, store_url=store_url) as store:
+            store.ask_abort(switch_id, f"{asking.who} pressed Ctrl-C")
+    except LanectlError as error:
+        return f"could not ask {switch_id} to undo ({error.message}): it goes on"
+    except KeyError:
+        return f"could not ask {switch_id} to undo (this store does not know it): it goes on"
+    return "asked to undo; a rollback, or what is undone already, goes on"
 
 
 def _work(
@@ -239,10 +250,14 @@ def _probation(ports: Ports, config: Config, lane: Lane, row: SwitchRow) -> None
 
 def _from_journal(config: Config, lane: Lane, opened: str, store_url: str | None) -> dict[str, Any]:
     """The worker told no end: what the journal says, and what closes it."""
-    with wiring.ports(config, lane, store_url=store_url) as ports:
-        row = ports.store.switch(opened) if opened else ports.store.unfinished(lane.name)
-        if row is not None and row.phase in TERMINAL:
-            return {"done": switch_document(ports, row)}
+    try:
+        with wiring.ports(config, lane, store_url=store_url) as ports:
+            row = ports.store.switch(opened) if opened else ports.store.unfinished(lane.name)
+            if row is not None and row.phase in TERMINAL:
+                return {"done": switch_document(ports, row)}
+    except StoreUnusable as error:
+        told = f"the worker of {opened or f'lane {lane.name}'} told no end, and {error.message}"
+        return document("worker-killed", 1, mask(told), f"lanectl status {lane.name}")
     if row is None:
         message = f"the worker of lane {lane.name} was killed before it changed anything"
         return document("worker-killed", 1, message, f"lanectl history {lane.name}")

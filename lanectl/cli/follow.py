@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
-from lanectl.cli.tables import shown
-from lanectl.cli.worker import Channel, Message
+from lanectl.cli.tables import note, shown
+from lanectl.cli.worker import Message
 from lanectl.errors import Interrupted
 
 TICK_S = 0.1
@@ -94,11 +94,22 @@ def view() -> View:
     return Live() if sys.stderr.isatty() else Plain()
 
 
-def follow(channel: Channel, undo: Callable[[str], None]) -> tuple[str, Message]:
+AGAIN = "(Ctrl-C again stops only the following)"
+
+
+class Channel(Protocol):
+    """Where the worker's messages come from; `cli.worker` has the real one."""
+
+    closed: bool
+
+    def messages(self, timeout_s: float, /) -> Iterator[Message]: ...
+
+
+def follow(channel: Channel, undo: Callable[[str], str]) -> tuple[str, Message]:
     """Follow the worker until it tells an end: the change's id and that message (`done`, `error`).
 
-    undo: called with the id of the change at the first Ctrl-C. The second Ctrl-C raises
-    Interrupted, and the worker goes on. The id is empty when nothing was opened; the message is
+    undo: called with the id of the change at the first Ctrl-C, once there is one; says what came
+    of it. The second Ctrl-C raises Interrupted, and the worker goes on. The id is empty when nothing was opened; the message is
     `{}` when the channel ended without one: then the journal must tell.
     """
     window = view()
@@ -109,7 +120,7 @@ def follow(channel: Channel, undo: Callable[[str], None]) -> tuple[str, Message]
             try:
                 if interrupts and opened and not asked:
                     asked = True
-                    undo(opened)
+                    note(f"{undo(opened)} {AGAIN}")
                 for message in channel.messages(TICK_S):
                     opened = message.get("opened", opened)
                     window.show(message)
@@ -123,10 +134,8 @@ def follow(channel: Channel, undo: Callable[[str], None]) -> tuple[str, Message]
                         f"no longer following {opened or 'the change'}: it goes on by itself",
                         next_step="lanectl status",
                     ) from None
-                print(
-                    "\nasked to undo; following on (Ctrl-C again stops only the following)",
-                    file=sys.stderr,
-                )
+                if not opened:
+                    note(f"this change has not begun yet; asked to undo once it has {AGAIN}")
     finally:
         window.close()
     return opened, end
