@@ -84,7 +84,10 @@ def test_a_good_revision_ends_it(operator: MakeOperator, make: Any) -> None:
     assert (said.exit, said.doc["phase"]) == (0, "committed"), said
     before = said.doc["receipt"]["program"]["before"]
     assert before["down"] is (make in DOWN) and before["ready"] is (make is flood)
-    assert user.state == "RUNNING" and user.deployed == said.doc["to"]["sha256"]
+    # supervisord may count `startsecs` still; the lane's own `min_uptime_s` is 0 here.
+    user.wait_for(lambda: user.state == "RUNNING", "supervisord calls it up")
+    assert user.pid == said.doc["receipt"]["program"]["after"]["pid"]
+    assert user.deployed == said.doc["to"]["sha256"]
     assert user.status()["ready"] is True and user.bystander == bystander
     if make in DOWN:
         assert "drained by definition" in said.doc["events"][1]["detail"]
