@@ -12,6 +12,15 @@ from lanectl.cli.worker import Message
 from lanectl.errors import Interrupted
 
 TICK_S = 0.1
+AGAIN = "(Ctrl-C again stops only the following)"
+
+
+class Channel(Protocol):
+    """Where the worker's messages come from; `cli.worker` has the real one."""
+
+    closed: bool
+
+    def messages(self, timeout_s: float, /) -> Iterator[Message]: ...
 
 
 class View(Protocol):
@@ -94,23 +103,13 @@ def view() -> View:
     return Live() if sys.stderr.isatty() else Plain()
 
 
-AGAIN = "(Ctrl-C again stops only the following)"
-
-
-class Channel(Protocol):
-    """Where the worker's messages come from; `cli.worker` has the real one."""
-
-    closed: bool
-
-    def messages(self, timeout_s: float, /) -> Iterator[Message]: ...
-
-
 def follow(channel: Channel, undo: Callable[[str], str]) -> tuple[str, Message]:
     """Follow the worker until it tells an end: the change's id and that message (`done`, `error`).
 
     undo: called with the id of the change at the first Ctrl-C, once there is one; says what came
-    of it. The second Ctrl-C raises Interrupted, and the worker goes on. The id is empty when nothing was opened; the message is
-    `{}` when the channel ended without one: then the journal must tell.
+    of it. The second Ctrl-C raises Interrupted, and the worker goes on. The id is empty when
+    nothing was opened; the message is `{}` when the channel ended without one: then the journal
+    must tell.
     """
     window = view()
     opened, interrupts, asked = "", 0, False

@@ -88,21 +88,34 @@ class _Teller:
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
-        self._fd, self._pending = fd, b""
+        self._fd: int | None = fd
+        self._pending = b""
 
     def send(self, message: Message) -> None:
         if len(self._pending) < PENDING_MAX or "say" not in message:
             self._pending += json.dumps(message).encode() + b"\n"
         self._flush()
+        if "done" in message or "error" in message:
+            self.last()
 
     def last(self) -> None:
-        """Give a slow reader a moment for what is left."""
+        """Give a slow reader a moment for what is left; then it finds the channel closed.
+
+        The probation comes after the last word, and takes too long to leave the reader waiting:
+        to one that was stopped the journal tells the end.
+        """
+        if self._fd is None:
+            return
         deadline = time.monotonic() + LAST_WORDS_S
         while self._pending and (left := deadline - time.monotonic()) > 0:
             select.select([], [self._fd], [], left)
             self._flush()
+        os.close(self._fd)
+        self._fd, self._pending = None, b""
 
     def _flush(self) -> None:
+        if self._fd is None:
+            return
         try:
             while self._pending:
                 self._pending = self._pending[os.write(self._fd, self._pending) :]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lanectl.app.change import Asking
-from lanectl.cli import changes
+from lanectl.cli import changes, worker
 from lanectl.cli.follow import follow
 from lanectl.config import Config
 from lanectl.core.lane import ADOPTED, Kind, Plan
@@ -51,7 +52,7 @@ def test_the_first_ctrl_c_asks_and_then_says_so(capsys: pytest.CaptureFixture[st
 
     assert follow(Script(OPENED, CTRL_C, {}, DONE), undo) == ("s-1", DONE)
     assert asked == ["s-1"]
-    assert told(capsys) == ["asked to undo (Ctrl-C again stops only the following)"]
+    assert told(capsys) == ["lanectl: asked to undo (Ctrl-C again stops only the following)"]
 
 
 def test_ctrl_c_before_anything_is_open(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +61,7 @@ def test_ctrl_c_before_anything_is_open(capsys: pytest.CaptureFixture[str]) -> N
     follow(Script(*steps), lambda switch_id: asked.append(switch_id) or "asked to undo")
     assert asked == ["s-1"]
     _, first, second = told(capsys)
-    assert first.startswith("this change has not begun") and "asked" in second
+    assert first.startswith("lanectl: this change has not begun") and "asked" in second
 
 
 def test_the_second_ctrl_c_leaves(capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,3 +116,51 @@ def test_a_killed_worker_and_a_broken_store_are_both_told(tmp_path: Path) -> Non
     error = changes._from_journal(broken, lab.lane, "s-000001-abcd", None)["error"]
     assert (error["code"], error["exit"]) == ("worker-killed", 1)
     assert "s-000001-abcd" in error["message"] and "cannot be used" in error["message"]
+
+
+# ------------------------------------------------------------------------------------- the channel
+
+
+def hear(work: Callable[[worker.Send], None], *, pause_s: float) -> tuple[list[Any], float]:
+    """What the worker told a reader that looks away at first, and when the end was heard."""
+    channel = worker.start(work)
+    time.sleep(pause_s)
+    began, heard = time.monotonic(), []
+    while not channel.closed and not any("done" in m for m in heard):
+        heard += channel.messages(0.1)
+        assert time.monotonic() - began < 20
+    return heard, time.monotonic() - began
+
+
+def test_the_end_is_heard_before_the_probation(tmp_path: Path) -> None:
+    over = tmp_path / "over"
+
+    def work(send: worker.Send) -> None:
+        send({"done": {"log": "x" * 300_000}})
+        until = time.monotonic() + 15
+        while not over.exists() and time.monotonic() < until:  # The probation.
+            time.sleep(0.05)
+
+    heard, took = hear(work, pause_s=0.3)
+    over.touch()
+    assert len(heard[0]["done"]["log"]) == 300_000
+    assert took < 5
+
+
+def test_a_reader_that_was_stopped_for_long_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It finds the channel closed, and the journal tells the end."""
+    monkeypatch.setattr(worker, "LAST_WORDS_S", 0.3)
+    over = tmp_path / "over"
+
+    def work(send: worker.Send) -> None:
+        send({"done": {"log": "x" * 300_000}})
+        send({"error": {}})  # Nobody is there any more.
+        until = time.monotonic() + 15
+        while not over.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+
+    heard, took = hear(work, pause_s=1.0)
+    over.touch()
+    assert heard == [] and took < 5
