@@ -16,16 +16,14 @@ from lanectl.app.documents import EXIT, revision_side, still_document, switch_do
 from lanectl.cli import worker
 from lanectl.cli.errors import document, tell
 from lanectl.cli.follow import follow
-from lanectl.cli.options import Settings, common, lane_and, lane_argument, who
+from lanectl.cli.options import GATE, Settings, common, lane_and, lane_argument, who
 from lanectl.cli.tables import emit, note, paint, short, shown, shown_lines
 from lanectl.config import Config, find, load
 from lanectl.core.lane import Kind, Lane, Plan
 from lanectl.core.switch import TERMINAL, Phase
 from lanectl.core.text import mask, mask_argv
-from lanectl.errors import LanectlError, Refused, StoreUnusable, Unreachable
+from lanectl.errors import LaneBusy, LanectlError, Refused, StoreUnusable, Unreachable
 from lanectl.ports import Ports, SwitchRow
-
-GATES = click.Choice(["quick", "switch", "soak"])
 
 Planner = Callable[[Ports, Config, Lane, Asking, "SwitchRow | None"], "Plan | Unchanged"]
 
@@ -33,7 +31,7 @@ Planner = Callable[[Ports, Config, Lane, Asking, "SwitchRow | None"], "Plan | Un
 @click.command()
 @lane_and("profile")
 @click.option("--dry-run", is_flag=True, help="Render and check only; nothing is changed.")
-@click.option("--gate", type=GATES, help="The gate to pass instead of the configured one.")
+@click.option("--gate", type=GATE, help="The gate to pass instead of the configured one.")
 @click.option("--cut", is_flag=True, help="Go on at the drain deadline; what was cut is counted.")
 @click.option("--barred-ok", is_flag=True, help="Install a revision that was rolled away from.")
 @click.option("--reason", default="", metavar="TEXT", help="Why, for the receipt.")
@@ -121,7 +119,7 @@ def rollback(
 
 @click.command()
 @lane_argument
-@click.option("--gate", type=GATES, help="The gate to pass instead of the configured one.")
+@click.option("--gate", type=GATE, help="The gate to pass instead of the configured one.")
 @click.option("--cut", is_flag=True, help="Go on at the drain deadline; what was cut is counted.")
 @click.option("--reason", default="", metavar="TEXT", help="Why, for the receipt.")
 @common
@@ -218,8 +216,8 @@ def _work(
         named=named,
     )
     if isinstance(result, Unchanged):
-        side = revision_side(result.revision)
-        send({"done": still_document(lane.name, "unchanged", side, side)})
+        side, kind = revision_side(result.revision), Kind.ROLLBACK if preempt else Kind.SWITCH
+        send({"done": still_document(lane.name, "unchanged", side, side) | {"kind": str(kind)}})
         return
     send({"done": switch_document(ports, result)})
     if result.phase is Phase.COMMITTED and result.plan.kind is not Kind.ROLLBACK:
@@ -274,8 +272,6 @@ def _dry_run(settings: Settings, config: Config, lane: Lane, asking: Asking, pro
         ports.supervisor.program(lane.program)
         unfinished = ports.store.unfinished(lane.name)
         if unfinished is not None:
-            from lanectl.errors import LaneBusy
-
             raise LaneBusy(
                 f"{unfinished.id} of lane {lane.name} is unfinished, in {unfinished.phase}",
                 next_step=f"lanectl status {lane.name}",

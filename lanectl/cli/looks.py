@@ -11,7 +11,7 @@ import click
 from lanectl import wiring
 from lanectl.app import service
 from lanectl.app.documents import Document
-from lanectl.cli.options import Settings, common, lane_and, lane_argument, who
+from lanectl.cli.options import GATE, Settings, common, lane_and, lane_argument, who
 from lanectl.cli.tables import coloured, emit, paint, short, shown, shown_lines, table
 from lanectl.config import Config, find, load
 from lanectl.core.lane import Lane
@@ -135,7 +135,7 @@ def print_diff(text: str) -> None:
 
 @click.command()
 @lane_argument
-@click.option("--gate", type=click.Choice(["quick", "switch", "soak"]), help="Default: quick.")
+@click.option("--gate", type=GATE, help="Default: quick.")
 @common
 def smoke(settings: Settings, lane: str | None, gate: str | None) -> int:
     """Judge LANE as it runs by real tool calls. Exit 6: failed; 7: could not tell."""

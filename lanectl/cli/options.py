@@ -38,6 +38,7 @@ def common(command: Callable[..., Any]) -> Callable[..., Any]:
     return merged
 
 
+GATE = click.Choice(["quick", "switch", "soak"])
 lane_argument = click.argument("lane", required=False, metavar="[LANE]")
 
 

@@ -14,7 +14,7 @@ from lanectl.app.change import Asking
 from lanectl.cli import changes, worker
 from lanectl.cli.follow import follow
 from lanectl.config import Config
-from lanectl.core.lane import ADOPTED, Kind, Plan
+from lanectl.core.lane import ADOPTED, Kind, Plan, Revision, digest
 from lanectl.errors import Interrupted
 from tests.fakes import Lab
 
@@ -164,3 +164,25 @@ def test_a_reader_that_was_stopped_for_long_is_let_go(
     heard, took = hear(work, pause_s=1.0)
     over.touch()
     assert heard == [] and took < 5
+
+
+def test_the_document_of_a_no_op_is_of_its_own_kind(tmp_path: Path) -> None:
+    lab = Lab.make(tmp_path)
+    sent: list[dict[str, Any]] = []
+    lab.ports.store.adopt(_adopted(lab), lab.ports.clock.now())
+    changes._work(
+        lab.ports,
+        lab.config,
+        lab.lane,
+        Asking("kit"),
+        lambda *_: changes.Unchanged(_adopted(lab)),
+        sent.append,
+        preempt=True,
+        named=True,
+    )
+    assert sent[-1]["done"]["kind"] == "rollback"
+
+
+def _adopted(lab: Lab) -> Revision:
+    text = lab.world.launcher.read_bytes()
+    return Revision("demo", digest(text), ADOPTED, digest(text), text)
