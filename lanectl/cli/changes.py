@@ -12,13 +12,14 @@ import click
 from lanectl import wiring
 from lanectl.app import change, probation
 from lanectl.app.change import Asking, Unchanged
-from lanectl.app.documents import EXIT, revision_side, still_document, switch_document
+from lanectl.app.documents import revision_side, still_document, switch_document
 from lanectl.cli import worker
 from lanectl.cli.errors import document, tell
 from lanectl.cli.follow import follow
 from lanectl.cli.options import GATE, Settings, common, lane_and, lane_argument, who
 from lanectl.cli.tables import emit, note, paint, short, shown, shown_lines
 from lanectl.config import Config, find, load
+from lanectl.core import exits
 from lanectl.core.lane import Kind, Lane, Plan
 from lanectl.core.switch import TERMINAL, Phase
 from lanectl.core.text import mask, mask_argv
@@ -255,13 +256,17 @@ def _from_journal(config: Config, lane: Lane, opened: str, store_url: str | None
                 return {"done": switch_document(ports, row)}
     except StoreUnusable as error:
         told = f"the worker of {opened or f'lane {lane.name}'} told no end, and {error.message}"
-        return document("worker-killed", 1, mask(told), f"lanectl status {lane.name}")
+        return _killed(told, f"lanectl status {lane.name}")
     if row is None:
         message = f"the worker of lane {lane.name} was killed before it changed anything"
-        return document("worker-killed", 1, message, f"lanectl history {lane.name}")
+        return _killed(message, f"lanectl history {lane.name}")
     message = f"the worker of {row.id} was killed in {row.phase}; lane {lane.name} waits as it is"
     next_step = f"lanectl rollback {lane.name}, or lanectl restart {lane.name}: both close it first"
-    return document("worker-killed", 1, message, next_step)
+    return _killed(message, next_step)
+
+
+def _killed(message: str, next_step: str) -> dict[str, Any]:
+    return document("worker-killed", exits.WORKER_KILLED, mask(message), next_step)
 
 
 # --------------------------------------------------------------------------------------- dry run
@@ -329,10 +334,9 @@ def _restore_file(
         f"{backup} is in place as {lane.launcher} ({short(restored)}); supervisord does not "
         f"answer, so {lane.program} still runs what it ran"
     )
-    error = LanectlError(
-        message, next_step=f"when supervisord is back: lanectl restart {lane.name}"
-    )
-    return tell(document("file-restored", 5, error.message, error.next_step), settings.as_json)
+    next_step = f"when supervisord is back: lanectl restart {lane.name}"
+    told = document("file-restored", exits.FILE_RESTORED, message, next_step)
+    return tell(told, settings.as_json)
 
 
 # --------------------------------------------------------------------------------------- printing
@@ -341,7 +345,8 @@ def _restore_file(
 def show(document: dict[str, Any], as_json: bool) -> int:
     """Print what a change did, and return its exit code."""
     phase = document["phase"]
-    code = EXIT.get(Phase(phase), 0) if phase not in ("unchanged", "dry-run") else 0
+    still = phase in ("unchanged", "dry-run")
+    code = exits.DONE if still else exits.OF_PHASE[Phase(phase)]
     if as_json:
         emit(document)
         if code:

@@ -17,13 +17,12 @@ from lanectl.app.documents import Document
 from lanectl.cli.options import Settings, common, lane_argument
 from lanectl.cli.tables import emit, paint, shown
 from lanectl.config import Config, find, load
+from lanectl.core import exits
 from lanectl.core.lane import Lane
 from lanectl.errors import ConfigError, StoreUnusable
 from lanectl.ports import Ports
 
 COLOURS = {"error": "red", "warning": "yellow", "unknown": "cyan", "info": "dim", "ok": "green"}
-ERRORS = 6
-NOTHING_READ = 7
 WIDTH = len("unknown")
 
 
@@ -56,8 +55,8 @@ def doctor(settings: Settings, lane: str | None, show_all: bool) -> int:
         for entry in document:
             _print(entry, show_all)
     if not readable:
-        return NOTHING_READ
-    return ERRORS if checkup.has_errors(document) else 0
+        return exits.COULD_NOT_TELL
+    return exits.CHECKED_BAD if checkup.has_errors(document) else exits.DONE
 
 
 def _store_problem(config: Config) -> str | None:

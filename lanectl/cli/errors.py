@@ -10,11 +10,8 @@ from typing import Any
 
 import click
 
+from lanectl.core.exits import BUG, INTERRUPTED, USAGE
 from lanectl.errors import LanectlError
-
-BUG = 1
-USAGE = 2
-INTERRUPTED = 130
 
 
 def document(code: str, exit_code: int, message: str, next_step: str) -> dict[str, Any]:

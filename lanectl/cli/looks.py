@@ -14,6 +14,7 @@ from lanectl.app.documents import Document
 from lanectl.cli.options import GATE, Settings, common, lane_and, lane_argument, who
 from lanectl.cli.tables import coloured, emit, paint, short, shown, shown_lines, table
 from lanectl.config import Config, find, load
+from lanectl.core import exits
 from lanectl.core.lane import Lane
 from lanectl.core.verdict import Result
 
@@ -155,9 +156,7 @@ def smoke(settings: Settings, lane: str | None, gate: str | None) -> int:
         print(table(["  PROBE", "OUTCOME", "CLASS", "TOOK", "DETAIL"], rows))
         if run.verdict.outcome is Result.FAILED:
             print(f"next: lanectl rollback {target.name}")
-    if run.verdict.outcome is Result.FAILED:
-        return 6
-    return 0 if run.verdict.passed else 7
+    return exits.OF_RESULT[run.verdict.outcome]
 
 
 @click.command()

@@ -12,6 +12,9 @@ import pytest
 
 from lanectl.cli import errors
 from lanectl.cli.main import COMMANDS, cli
+from lanectl.core import exits
+from lanectl.core.switch import TERMINAL
+from lanectl.core.verdict import Result
 from lanectl.errors import LanectlError, Refused
 
 
@@ -100,3 +103,15 @@ def test_every_error_class_knows_its_exit_code() -> None:
     codes = {cls.code for cls in leaves(LanectlError)}
     assert {cls.exit_code for cls in leaves(LanectlError)} <= {1, 2, 3, 4, 5, 6, 7, 130}
     assert len(codes) > 15
+
+
+def test_exit_codes_are_those_of_the_design() -> None:
+    assert {str(phase): code for phase, code in exits.OF_PHASE.items()} == {
+        "committed": 0,
+        "aborted": 3,
+        "rolled-back": 4,
+        "degraded": 5,
+    }
+    assert set(exits.OF_PHASE) == TERMINAL and set(exits.OF_RESULT) == set(Result)
+    assert [exits.OF_RESULT[result] for result in Result] == [0, 6, 7, 7]
+    assert (exits.FILE_RESTORED, exits.INTERRUPTED, exits.USAGE, exits.BUG) == (5, 130, 2, 1)
