@@ -16,7 +16,7 @@ from lanectl.app.documents import revision_side, still_document, switch_document
 from lanectl.cli import worker
 from lanectl.cli.errors import document, tell
 from lanectl.cli.follow import follow
-from lanectl.cli.options import GATE, Settings, common, lane_and, lane_argument, who
+from lanectl.cli.options import GATE, Settings, common, epilog, lane_and, lane_argument, who
 from lanectl.cli.tables import emit, note, paint, short, shown, shown_lines
 from lanectl.config import Config, find, load
 from lanectl.core import exits
@@ -29,7 +29,21 @@ from lanectl.ports import Ports, SwitchRow
 Planner = Callable[[Ports, Config, Lane, Asking, "SwitchRow | None"], "Plan | Unchanged"]
 
 
-@click.command()
+_ENDS = {
+    "_3": "refused, or aborted with nothing changed",
+    "_4": "it failed, and the lane is back on its old revision, confirmed",
+    "_5": "the lane is degraded and quarantined",
+    "_130": "no longer followed; it goes on by itself",
+}
+
+
+@click.command(
+    epilog=epilog(
+        'switch qwen38 reliability --reason "MTP floods"',
+        _0="committed, or the lane is as asked already",
+        **_ENDS,
+    )
+)
 @lane_and("profile")
 @click.option("--dry-run", is_flag=True, help="Render and check only; nothing is changed.")
 @click.option("--gate", type=GATE, help="The gate to pass instead of the configured one.")
@@ -70,7 +84,15 @@ def switch(
     return _run(settings, config, target, asking, plan)
 
 
-@click.command()
+@click.command(
+    epilog=epilog(
+        "rollback qwen38",
+        _0="the older revision serves, proven",
+        _3="refused, nothing changed (without a target the backups are listed)",
+        _5="the lane is degraded; or --backup without supervisord: only the file is restored",
+        _130="no longer followed; it goes on by itself",
+    )
+)
 @lane_argument
 @click.option("--to", metavar="REVISION", help="A digest, or the unique beginning of one.")
 @click.option(
@@ -118,7 +140,7 @@ def rollback(
     )
 
 
-@click.command()
+@click.command(epilog=epilog("restart qwen38", _0="the same revision serves, proven", **_ENDS))
 @lane_argument
 @click.option("--gate", type=GATE, help="The gate to pass instead of the configured one.")
 @click.option("--cut", is_flag=True, help="Go on at the drain deadline; what was cut is counted.")

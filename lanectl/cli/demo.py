@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from lanectl.cli.options import Settings, common
+from lanectl.cli.options import Settings, common, no_json
 
 
 @click.command()
@@ -12,6 +12,7 @@ from lanectl.cli.options import Settings, common
 @common
 def demo(settings: Settings, keep: bool) -> int:
     """Tell the whole story on a stand-in lane (no GPU, no vLLM), in half a minute."""
+    no_json(settings)
     from lanectl.demo.story import run
 
     return run(keep=keep)

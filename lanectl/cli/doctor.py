@@ -14,7 +14,7 @@ import click
 from lanectl import wiring
 from lanectl.app import doctor as checkup
 from lanectl.app.documents import Document
-from lanectl.cli.options import Settings, common, lane_argument
+from lanectl.cli.options import Settings, common, epilog, lane_argument
 from lanectl.cli.tables import emit, paint, shown
 from lanectl.config import Config, find, load
 from lanectl.core import exits
@@ -26,14 +26,21 @@ COLOURS = {"error": "red", "warning": "yellow", "unknown": "cyan", "info": "dim"
 WIDTH = len("unknown")
 
 
-@click.command()
+@click.command(
+    epilog=epilog(
+        "doctor qwen38 --all",
+        _0="no errors",
+        _6="errors found",
+        _7="nothing could be read",
+    )
+)
 @lane_argument
 @click.option("--all", "show_all", is_flag=True, help="Show also what is well.")
 @common
 def doctor(settings: Settings, lane: str | None, show_all: bool) -> int:
     """Check the whole chain of LANE, or of every lane, and say how to mend each fault.
 
-    Changes nothing. Exit 0: no errors; 6: errors found; 7: nothing could be read.
+    Changes nothing.
     """
     config = load(find(settings.config))
     lanes = config.lanes_to_see(lane)

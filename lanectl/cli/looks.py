@@ -11,7 +11,7 @@ import click
 from lanectl import wiring
 from lanectl.app import service
 from lanectl.app.documents import Document
-from lanectl.cli.options import GATE, Settings, common, lane_and, lane_argument, who
+from lanectl.cli.options import GATE, Settings, common, epilog, lane_and, lane_argument, who
 from lanectl.cli.tables import coloured, emit, paint, short, shown, shown_lines, table
 from lanectl.config import Config, find, load
 from lanectl.core import exits
@@ -38,7 +38,7 @@ def adopt(settings: Settings, lane: str | None, unproven: bool) -> int:
     """Take the deployed launcher of LANE as the base that profiles are applied to.
 
     The switch gate judges the running lane; only where it passes is the revision stable, and so
-    something that the daemon may go back to by itself.
+    what a rollback goes back to first.
     """
     config, target = opened(settings, lane)
     with wiring.ports(config, target) as ports:
@@ -134,12 +134,19 @@ def print_diff(text: str) -> None:
         print(paint(line, colour) if colour else line)
 
 
-@click.command()
+@click.command(
+    epilog=epilog(
+        "smoke qwen38 --gate switch",
+        _0="every probe passed",
+        _6="failed: the replies, or who gave them, are not right",
+        _7="could not tell: unreachable, refused, or nothing proven",
+    )
+)
 @lane_argument
 @click.option("--gate", type=GATE, help="Default: quick.")
 @common
 def smoke(settings: Settings, lane: str | None, gate: str | None) -> int:
-    """Judge LANE as it runs by real tool calls. Exit 6: failed; 7: could not tell."""
+    """Judge LANE as it runs by real tool calls."""
     config, target = opened(settings, lane)
     with wiring.ports(config, target) as ports:
         document, run = service.smoke(ports, target, gate or "quick", say=say)

@@ -61,6 +61,18 @@ def lane_and(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return decorate
 
 
+def epilog(example: str, **codes: str) -> str:
+    """The end of a command's help: an example, and what its exit codes mean (`_0="done"`)."""
+    told = "\n".join(f"  {code.removeprefix('_'):>3}  {text}" for code, text in codes.items())
+    return f"\b\nExample: lanectl {example}\n\n\b\nExit codes:\n{told}"
+
+
+def no_json(settings: Settings) -> None:
+    """For a command that tells a story and has no document."""
+    if settings.as_json:
+        raise click.UsageError("this command has no JSON document; leave out --json")
+
+
 def who() -> str:
     """Who asks, for the receipt: user and host, and who stands behind a sudo."""
     try:

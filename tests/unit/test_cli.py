@@ -47,7 +47,9 @@ def test_help_lists_every_command_and_imports_none() -> None:
 @pytest.mark.parametrize("name", [*COMMANDS])
 def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert errors.run(cli, [name, "--help"]) == 0
-    assert "Usage: lanectl" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "Usage: lanectl" in told
+    assert "daemon" not in told, "there is none in this version"
 
 
 def test_a_wrong_command_is_told_the_near_ones(capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,3 +117,31 @@ def test_exit_codes_are_those_of_the_design() -> None:
     assert set(exits.OF_PHASE) == TERMINAL and set(exits.OF_RESULT) == set(Result)
     assert [exits.OF_RESULT[result] for result in Result] == [0, 6, 7, 7]
     assert (exits.FILE_RESTORED, exits.INTERRUPTED, exits.USAGE, exits.BUG) == (5, 130, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "codes"),
+    [
+        ("switch", (0, 3, 4, 5, 130)),
+        ("rollback", (0, 3, 5, 130)),
+        ("restart", (0, 3, 4, 5, 130)),
+        ("smoke", (0, 6, 7)),
+        ("doctor", (0, 6, 7)),
+    ],
+)
+def test_help_tells_exit_codes_and_an_example(
+    name: str, codes: tuple[int, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert errors.run(cli, [name, "--help"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert f"Example: lanectl {name} qwen38" in "\n".join(lines)
+    told = lines[lines.index("Exit codes:") + 1 :]
+    assert [int(line.split()[0]) for line in told if line[:1].isdigit()] == list(codes)
+
+
+@pytest.mark.parametrize("words", [["demo", "--json"], ["--json", "completion", "bash"]])
+def test_what_has_no_document_refuses_json(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert errors.run(cli, words) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "usage"
