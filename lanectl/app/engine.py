@@ -33,7 +33,7 @@ from lanectl.errors import (
     StoreUnusable,
     Unreachable,
 )
-from lanectl.ports import UP, LauncherFile, Ports, Process, Sighting, SwitchRow
+from lanectl.ports import UP, LauncherFile, Ports, Process, Sighting, SmokeRow, SwitchRow
 
 PREEMPTED = "pre-empted by a rollback"
 """Why a change undoes itself when a rollback goes first."""
@@ -581,6 +581,7 @@ class Engine:
             verifier.raise_dead(dead)
         self._heed_undo()
         self.receipt |= {"foreign_load": run.foreign_load, "cache": dict(run.cache)}
+        self._record_smoke(plan.gate, plan.to_sha256, verdict_json(run.verdict))
         if not run.verdict.passed:
             worst = next((p for p in run.verdict.probes if p.outcome is run.verdict.outcome), None)
             told = f": {worst.name}: {worst.detail}" if worst else ""
@@ -600,6 +601,11 @@ class Engine:
     def _proven(self, verifier: Verifier, asked: Asked, expect: Sighting) -> None:
         proof, speculates = verifier.prove(asked, expect)
         self.receipt |= {"command": list(proof.argv), "speculative_metrics": speculates}
+
+    def _record_smoke(self, gate: str, sha256: str, body: Mapping[str, Any]) -> None:
+        """`status` tells the last smoke, whoever ran it."""
+        row = SmokeRow(self.ports.clock.now(), gate, sha256, body)
+        self.ports.store.record_smoke(self.lane.name, row)
 
     def _started(self) -> Sighting:
         started = self.receipt["program"]["after"]
@@ -655,6 +661,7 @@ class Engine:
             verifier.raise_dead(dead)
         proof = self._old_proof(asked, expect, before)
         self.receipt["command"] = list(proof)
+        self._record_smoke("quick", plan.from_sha256, confirmation)
         self._fill_receipt()
         self.ports.store.note(self.id, confirmation=confirmation)
         return {"detail": f"the old revision is back: {confirmation['outcome']}"}
