@@ -65,8 +65,9 @@ class Answer:
 
 
 def environment(rig: Rig) -> dict[str, str]:
-    """What a command needs; logs of bugs go to the rig's own folder."""
-    return {**rig.environment, "XDG_STATE_HOME": str(rig.folder / "state")}
+    """What a command needs; logs of bugs and scratch stores go to the rig's own folder."""
+    own = {"XDG_STATE_HOME": str(rig.folder / "state"), "TMPDIR": str(rig.folder)}
+    return {**rig.environment, **own}
 
 
 class Forge:
