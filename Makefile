@@ -12,6 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 $(STAMP): pyproject.toml requirements-dev.lock
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV): a minute or two"
 	$(BIN)/python -m pip install --quiet --requirement requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@

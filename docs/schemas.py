@@ -91,6 +91,7 @@ SWITCH = record(
     receipt={"type": "object"},
     events=array(EVENT),
     reason=STRING,
+    next=STRING,
 )
 
 SCHEMAS: dict[str, Schema] = {

@@ -6,6 +6,7 @@ Relative paths start at the folder of the file.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import tomllib
@@ -115,7 +116,7 @@ class LaneModel(Strict):
     program: Annotated[str, Field(min_length=1)] = Field(description="The supervisord program.")
     api: str = Field(
         description="The lane's OpenAI API, up to and including `/v1`.",
-        pattern=r"^https?://[^/]+.*",
+        pattern=r"^https?://[^/]+/v1/?$",
     )
     api_key_file: str | None = Field(None, description="File that holds the lane's API key.")
     model: str | None = Field(None, description="Model name; the first of `/v1/models` if absent.")
@@ -261,7 +262,9 @@ def load(path: Path) -> Config:
     try:
         model = ConfigModel.model_validate(data)
     except ValidationError as error:
-        raise _config_error(error.errors()[0], path, lines) from error
+        # A key that is not known explains one that is missing.
+        wrong = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+        raise _config_error(wrong[0], path, lines) from error
     folder = path.parent
     lanes = {name: _lane(name, lane, folder) for name, lane in model.lanes.items()}
     config = Config(path, _store_url(model.store.url, folder), lanes, lines)
@@ -327,10 +330,25 @@ def _config_error(error: ErrorDetails, path: Path, lines: Mapping[str, int]) -> 
         # A union's branches stand in pydantic's location too; they are no keys of the file.
         known = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
         key = next((key for key in known if key in lines), parts[0])
-    message = {"extra_forbidden": "unknown key", "missing": "is missing"}.get(
-        error["type"], error["msg"].removeprefix("Value error, ")
-    )
-    return ConfigError(message, key=key, file=str(path), line=_line_of(lines, key))
+    return ConfigError(_message(error, key), key=key, file=str(path), line=_line_of(lines, key))
+
+
+def _message(error: ErrorDetails, key: str) -> str:
+    """What is wrong, in words of the file and not of the library."""
+    name = key.rpartition(".")[2]
+    if error["type"] == "extra_forbidden":
+        known = [*LaneModel.model_fields, *SmokeModel.model_fields, *ProfileModel.model_fields]
+        near = difflib.get_close_matches(name, known, 1)
+        return "unknown key" + (f", did you mean {near[0]}?" if near else "")
+    if error["type"] == "missing":
+        return "is missing"
+    if name.endswith("_s") and error["type"].startswith("float"):
+        return "write a number of seconds, such as 300"
+    if name == "supervisor":
+        return "write unix:///run/supervisor.sock or http://127.0.0.1:9001"
+    if name == "api":
+        return "write http://HOST:PORT/v1"
+    return error["msg"].removeprefix("Value error, ")
 
 
 _HEADER = re.compile(r"^\s*\[\[?\s*(?P<key>[^\]]+?)\s*\]\]?\s*(#.*)?$")

@@ -93,6 +93,8 @@ def run(
     Raises Refused when nothing was done, JournalLost when the store fails in the middle.
     """
     holder = held_by(ports, asking.who)
+    if ports.host.read(lane.launcher) is None:
+        raise ConfigError(f"there is no file {lane.launcher}", key=f"lanes.{lane.name}.launcher")
     told = _preempt(ports, lane, say) if preempt else ""
     with ports.host.lock(lane.launcher, holder):
         # supervisord not there: refused before anything is planned, the journal left as it was.
@@ -506,7 +508,13 @@ def _refuse_drift(
 ) -> None:
     """Raises Drift where nobody recorded what stands there and nobody named it either."""
     named = asking.accept_drift
-    if deployed.sha256 in known or (named and deployed.sha256.startswith(named)):
+    if named and not deployed.sha256.startswith(named.lower()):
+        raise Drift(
+            f"the launcher of {lane.name} is {deployed.sha256[:12]}, not {named[:12]} that was to "
+            "be overwritten; nothing has been changed",
+            next_step=f"lanectl status {lane.name}",
+        )
+    if named or deployed.sha256 in known:
         return
     raise Drift(
         f"the launcher of {lane.name} is {deployed.sha256[:12]}, which is not what was recorded; "

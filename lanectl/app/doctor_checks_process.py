@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lanectl.app.diagnosis import Diagnosis, NotKnown, error, info, need, ok, warning
+from lanectl.app.diagnosis import Diagnosis, NotKnown, error, info, need, ok, unknown, warning
 from lanectl.app.doctor_facts import Facts
 from lanectl.app.process import Proof
 from lanectl.core.text import mask_argv
@@ -97,6 +97,14 @@ def orphans(facts: Facts) -> Found:
     if isinstance(facts.standing, NotKnown):
         why = facts.standing.why
         yield info(f"orphans cannot be proven without the store ({why}); what looks like one is")
+    if found and isinstance(facts.program, NotKnown):
+        pids = ", ".join(str(stray.process.pid) for stray in found)
+        yield unknown(
+            f"without supervisord an orphan cannot be told from the server ({facts.program.why}); "
+            f"it could be one of: {pids}",
+            "bring supervisord back, then: lanectl doctor " + lane,
+        )
+        return
     for stray in found:
         process = stray.process
         what = f"pid {process.pid} ({_words(process)})"

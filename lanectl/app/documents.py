@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from lanectl.core.lane import Revision
-from lanectl.core.switch import Phase
 from lanectl.core.verdict import Verdict
 from lanectl.ports import LauncherFile, Ports, SwitchRow
 
@@ -15,8 +14,6 @@ Document = dict[str, Any]
 
 INTERNAL = frozenset({"staged", "others_before", "log_mark"})
 """What the engine keeps in a receipt for itself."""
-
-EXIT = {Phase.COMMITTED: 0, Phase.ABORTED: 3, Phase.ROLLED_BACK: 4, Phase.DEGRADED: 5}
 
 
 def iso(at: datetime | float | None) -> str | None:
@@ -121,6 +118,7 @@ def still_document(
         "receipt": dict(receipt or {}),
         "events": [],
         "reason": reason,
+        "next": "",
     }
 
 

@@ -21,6 +21,7 @@ from lanectl.app.process import Lookout, NeedsReboot, same
 from lanectl.app.verify import StepFailed, Verifier, said
 from lanectl.core.flags import Asked
 from lanectl.core.lane import ADOPTED, Kind, Lane, Plan, Profile, digest
+from lanectl.core.render import view_of
 from lanectl.core.switch import TERMINAL, UNDOING, UNTOUCHED, Facts, Outcome, Phase, after
 from lanectl.core.text import mask, mask_argv
 from lanectl.core.verdict import PROBE_AT_FAULT, ReplyClass, Result, Verdict
@@ -353,6 +354,7 @@ class Engine:
         self.receipt["supervisor"] = supervisor.version()
         self.receipt["others_before"] = self._others()
         self._refuse_strangers()
+        self._refuse_wrong_port(deployed)
         self._baseline()
         # Only now, with every check passed, is anything written beside the launcher.
         ports.host.discard_stale(lane.launcher)
@@ -415,6 +417,19 @@ class Engine:
             f"port {lane.port} is held by {told}, which is not of {lane.program} nor proven to be "
             "left of it",
             next_step=f"lanectl doctor {lane.name}",
+        )
+
+    def _refuse_wrong_port(self, deployed: LauncherFile) -> None:
+        """A configured port that the launcher does not serve: what answers there is not it."""
+        lane, environment = self.lane, self.lookout.environment()
+        view = view_of(deployed.text, lane.port, environment)
+        told = view.server.port if view.server and len(view.servers) == 1 else None
+        if told is None or told == lane.port or (environment is None and view.findings):
+            return
+        raise CheckFailed(
+            f"the launcher of {lane.name} serves port {told}, lanes.{lane.name}.api names "
+            f"{lane.port}: what answers there would not be this lane",
+            next_step=f"correct lanes.{lane.name}.api, then: lanectl doctor {lane.name}",
         )
 
     def _baseline(self) -> None:
@@ -631,7 +646,7 @@ class Engine:
             now = self._others()
         except Unreachable as error:
             # Everything about the lane is proven by now: this alone must not cost it.
-            self.receipt |= {"others_untouched": None, "others_changed": error.message}
+            self.receipt |= {"others_untouched": None, "others_unknown": error.message}
             return
         changed = sorted(n for n in before.keys() | now.keys() if before.get(n) != now.get(n))
         self.receipt["others_untouched"] = not changed
@@ -648,6 +663,13 @@ class Engine:
             if Phase.RESTARTING in self.entered and self.lookout.program().state in UP:
                 raise StepFailed(f"{lane.program} was down before, and runs now")
             self._fill_receipt()
+            if Phase.RESTARTING in self.entered and before["up"]:
+                # Decision 007: RUNNING, and not to be reached: nothing proves that it ever served.
+                return {
+                    "detail": "the old launcher is in place; the program is left STOPPED, since it "
+                    "could not be reached before either",
+                    "next": f"lanectl restart {lane.name}",
+                }
             return {"detail": "the old launcher is in place; the program was down before"}
         asked = self._asked_of(plan.from_sha256, plan.from_profile)
         expect, verifier = self._restored(), self._verifier()

@@ -51,6 +51,7 @@ def adopt(
 
     Raises Refused for a launcher that cannot be supervised (a container, a script bash refuses).
     """
+    deployed_file(ports, lane, config)
     with ports.host.lock(lane.launcher, held_by(ports, who)):
         recover(ports, lane, say)
         deployed = deployed_file(ports, lane, config)

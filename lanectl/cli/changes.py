@@ -354,7 +354,7 @@ def _restore_file(
         restored = change.restore_file(ports, config, lane, backup, asking)
     message = (
         f"{backup} is in place as {lane.launcher} ({short(restored)}); supervisord does not "
-        f"answer, so {lane.program} still runs what it ran"
+        f"answer, so no process of {lane.program} was touched"
     )
     next_step = f"when supervisord is back: lanectl restart {lane.name}"
     told = document("file-restored", exits.FILE_RESTORED, message, next_step)
@@ -422,7 +422,10 @@ def _receipt_lines(document: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("command", " ".join(mask_argv(receipt["command"]))))
     if "others_untouched" in receipt:
         changed = ", ".join(receipt.get("others_changed", []))
-        lines.append(("others", f"changed meanwhile: {changed}" if changed else "untouched"))
+        told = f"changed meanwhile: {changed}" if changed else "untouched"
+        lines.append(("others", receipt.get("others_unknown") or told))
+    if document["kind"] == "rollback" and not document["to"].get("stable"):
+        lines.append(("standing", "not stable: nothing better was left to go back to"))
     if verdict := document["verdict"]:
         passed = sum(1 for p in verdict["probes"] if p["outcome"] == "passed")
         text = (

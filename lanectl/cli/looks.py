@@ -186,7 +186,10 @@ def status(settings: Settings, lane: str | None, watch: bool) -> int:
             _print_status(found)
         if not watch:
             return 0
-        time.sleep(WATCH_EVERY_S)
+        try:
+            time.sleep(WATCH_EVERY_S)
+        except KeyboardInterrupt:
+            return 0
 
 
 def _print_status(found: list[Document]) -> None:

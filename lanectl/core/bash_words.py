@@ -191,7 +191,10 @@ class WordReader:
         inner = [c for c in node.children if c.type in _EXPANDED]
         start, end = node.start_byte + 1, node.end_byte - 1
         if node.child_count and node.children[0].type == '"':
-            start, end = node.children[0].end_byte, node.children[-1].start_byte
+            # The closing quote's node begins at the blanks before it; one that is missing is empty.
+            closing = node.children[-1]
+            end = max(closing.start_byte, closing.end_byte - 1)
+            start = node.children[0].end_byte
         if len(inner) == 1 and (inner[0].start_byte, inner[0].end_byte) == (start, end):
             alone = self.stream(inner[0], state, in_quotes=True)
             if not alone and not self._is_list(inner[0]):

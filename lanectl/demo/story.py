@@ -54,7 +54,7 @@ The stand-in lane is still running, in {folder}. Try:
   lanectl switch {lane} throughput --barred-ok  its gate fails again, and it is undone again
   lanectl rollback {lane}                       for an incident; here it leads back to MTP on
   lanectl doctor {lane}                         what speaks against MTP on this lane
-  lanectl switch {lane} reliability             repaired again
+  lanectl switch {lane} reliability --barred-ok repaired again
 
 To end it:
 

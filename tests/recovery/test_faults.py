@@ -19,7 +19,7 @@ import pytest
 
 from lanectl.app import change
 from lanectl.app.change import Asking, Unchanged
-from lanectl.app.documents import EXIT
+from lanectl.core.exits import OF_PHASE as EXIT
 from lanectl.core.lane import digest
 from lanectl.core.switch import Phase
 from lanectl.demo.rig import LANE

@@ -27,7 +27,7 @@ PROFILES = {"off": OFF, "on": ON, "bad": BAD, "more": {"max_num_seqs": 9}}
 
 SWITCH_KEYS = {
     *("switch", "lane", "kind", "phase", "from", "to", "verdict", "confirmation", "receipt"),
-    *("events", "reason"),
+    *("events", "reason", "next"),
 }
 STATUS_KEYS = {
     *("lane", "profile", "note", "sha256", "stable", "drift", "program", "ready", "running"),
