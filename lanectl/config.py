@@ -116,7 +116,7 @@ class LaneModel(Strict):
     program: Annotated[str, Field(min_length=1)] = Field(description="The supervisord program.")
     api: str = Field(
         description="The lane's OpenAI API, up to and including `/v1`.",
-        pattern=r"^https?://[^/]+/v1/?$",
+        pattern=r"^https?://[^/]+.*",
     )
     api_key_file: str | None = Field(None, description="File that holds the lane's API key.")
     model: str | None = Field(None, description="Model name; the first of `/v1/models` if absent.")

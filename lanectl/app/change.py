@@ -418,7 +418,18 @@ def from_backup(ports: Ports, lane: Lane, path: str) -> Revision:
     file = ports.host.read(path)
     if file is None:
         raise ConfigError(f"there is no backup {path}")
+    refuse_no_launcher(ports.store, lane, path, file)
     return _recorded(ports.store, lane, path, file, adopted_row(ports, lane).base_sha256)
+
+
+def refuse_no_launcher(store: Store, lane: Lane, path: str, file: LauncherFile) -> None:
+    """A mistyped path must not become the launcher: it has to be recorded, or to start a server."""
+    if store.revision(lane.name, file.sha256) is None and not view_of(file.text, lane.port).servers:
+        raise CheckFailed(
+            f"{path} starts no vLLM server that can be read, and lane {lane.name} has no such "
+            "revision; nothing has been changed",
+            next_step=f"lanectl launcher show {path}",
+        )
 
 
 def _recorded(store: Store, lane: Lane, path: str, file: LauncherFile, base: str) -> Revision:
@@ -476,6 +487,7 @@ def restore_file(ports: Ports, config: Config, lane: Lane, backup: str, asking: 
         deployed, file = deployed_file(ports, lane, config), host.read(backup)
         if file is None:
             raise ConfigError(f"there is no backup {backup}")
+        refuse_no_launcher(store, lane, backup, file)
         row, open_row = store.lane(lane.name), store.unfinished(lane.name)
         if open_row and file.sha256 not in (open_row.plan.from_sha256, open_row.plan.to_sha256):
             raise LaneBusy(

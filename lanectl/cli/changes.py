@@ -115,6 +115,8 @@ def rollback(
 
     Does not drain, pre-empts a running switch, and bars the revision that is left.
     """
+    if to == "" or backup == "":
+        raise click.UsageError("an empty value for --to or --backup names no revision")
     if to and backup:
         raise click.UsageError("--to and --backup exclude each other")
     config = load(find(settings.config))

@@ -48,7 +48,7 @@ def run(group: click.Group, argv: list[str] | None = None) -> int:
     except LanectlError as error:
         return tell(of(error), as_json)
     except BrokenPipeError:
-        # The reader of our output left (`| head`): nobody is there to be told.
+        # The reader of raw output left (`launcher edit | head`): nobody is there to be told.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:

@@ -11,7 +11,7 @@ from typing import Final
 import click
 
 from lanectl import __version__
-from lanectl.cli import errors
+from lanectl.cli import errors, streams
 from lanectl.cli.options import Settings
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
@@ -92,4 +92,5 @@ def cli(ctx: click.Context, config: str | None, as_json: bool) -> None:
 
 def main() -> None:
     """Run the command line; the exit codes are those of design section 6."""
+    streams.prepare()
     sys.exit(errors.run(cli))

@@ -145,3 +145,21 @@ def test_what_has_no_document_refuses_json(
 ) -> None:
     assert errors.run(cli, words) == 2
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "usage"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full"])
+def test_closed_and_full_streams_change_no_exit_code(closed: str, tmp_path: Path) -> None:
+    (tmp_path / "lanectl.toml").write_text("")
+    for words, code in (("completion bash", 0), ("status nowhere", 2)):
+        line = f"{sys.executable} -m lanectl --config {tmp_path}/lanectl.toml {words} {closed}"
+        done = subprocess.run(["bash", "-c", line], capture_output=True, timeout=30, check=False)
+        assert done.returncode == code, (line, done.stderr)
+
+
+def test_a_reader_that_leaves_changes_no_exit_code() -> None:
+    line = f"{sys.executable} -m lanectl completion bash | head -c 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.stdout.endswith("0\n")
+    assert "bug" not in done.stderr
