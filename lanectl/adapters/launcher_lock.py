@@ -14,11 +14,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from lanectl.adapters import procfs
 from lanectl.adapters.refusal import refusal
-from lanectl.errors import LaneBusy
+from lanectl.errors import ConfigError, LaneBusy
 
 _SUFFIX = ".lanectl.lock"
 _PATIENCE_S = 0.2
@@ -105,6 +106,9 @@ def _open(lock_path: str) -> tuple[int, bool]:
             owner = os.lstat(lock_path.removesuffix(_SUFFIX))
             os.fchown(fd, owner.st_uid, owner.st_gid)
         return fd, True
+    except FileNotFoundError as error:
+        folder = str(Path(lock_path).parent)
+        raise ConfigError(f"there is no folder {folder}, where the launcher should be") from error
     except OSError as error:
         raise refusal("cannot open the lock", lock_path, error) from error
 

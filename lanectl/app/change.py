@@ -93,8 +93,6 @@ def run(
     Raises Refused when nothing was done, JournalLost when the store fails in the middle.
     """
     holder = held_by(ports, asking.who)
-    if ports.host.read(lane.launcher) is None:
-        raise ConfigError(f"there is no file {lane.launcher}", key=f"lanes.{lane.name}.launcher")
     told = _preempt(ports, lane, say) if preempt else ""
     with ports.host.lock(lane.launcher, holder):
         # supervisord not there: refused before anything is planned, the journal left as it was.
