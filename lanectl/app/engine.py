@@ -338,6 +338,10 @@ class Engine:
             "why": plan.reason or None,
         }
         deployed = self._deployed()
+        self.receipt |= {
+            "launcher": deployed.path,
+            "followed_link": deployed.path != deployed.asked,
+        }
         if deployed.sha256 != plan.from_sha256:
             raise Drift(
                 f"the launcher of {lane.name} changed under us: {deployed.sha256[:12]} is there",

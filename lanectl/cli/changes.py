@@ -414,6 +414,8 @@ def _receipt_lines(document: dict[str, Any]) -> list[tuple[str, str]]:
         old, new = document["from"], document["to"]
         lines.append(("from", f"{old['profile']}  {old['sha256']}"))
         lines.append(("to", f"{new['profile']}  {new['sha256']}"))
+    if receipt.get("followed_link"):
+        lines.append(("launcher", f"{receipt['launcher']}, to which the configured path is a link"))
     if receipt.get("backup"):
         lines.append(("backup", receipt["backup"]))
     program = receipt.get("program") or {}

@@ -426,6 +426,8 @@ def test_link_stays_and_its_target_is_replaced(operator: MakeOperator) -> None:
     assert "is a link" in plain.stdout and str(real) in plain.stdout
     said = user.switch("off")
     assert said.exit == 0, said
+    assert said.doc["receipt"]["followed_link"] is True
+    assert said.doc["receipt"]["launcher"] == str(real)
     assert user.launcher.is_symlink() and user.launcher.readlink() == real
     assert user.sha(real) == said.doc["to"]["sha256"]
     assert said.doc["receipt"]["backup"].startswith(f"{real}.bak-")
