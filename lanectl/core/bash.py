@@ -17,6 +17,7 @@ import tree_sitter_bash
 from tree_sitter import Language, Node, Parser, Tree
 
 from lanectl.core.bash_commands import CommandRunner
+from lanectl.core.bash_doubts import doubts, side_effects
 from lanectl.core.bash_state import Array, State, unknown
 from lanectl.core.bash_tests import arithmetic_command, pattern_matches, test_command
 from lanectl.core.bash_text import Hole, Text, Word, known
@@ -63,6 +64,8 @@ class Shell(CommandRunner):
         try:
             self.run_nodes([self.tree.root_node], [state or State()])
             self._find_unreached()
+            for at, text in doubts(self.source, list(walk(self.tree.root_node))):
+                self.notes.find("unread", at, text[:80])
         except RecursionError:
             self.notes.find("too-deep", 1)
 
@@ -113,6 +116,8 @@ class Shell(CommandRunner):
                 self.notes.find("unread", line(node), node.type)
             return [state]
         after = method(self, node, state)
+        if "loop" in self.around and node.type in _MAY_FAIL:
+            self.decided += [one.status for one in after]
         if not self.conditions and node.type in _MAY_FAIL:
             for one in after:
                 if one.status is False and one.errexit and one.flow is None:
@@ -123,7 +128,7 @@ class Shell(CommandRunner):
         """`program`, `{ … }`, `do … done`: statements one after the other."""
         if node.children and node.children[0].type == "((":
             state.status = arithmetic_command(self.reader, node, state)
-            if any(c.type in ("=", "++", "--", "+=", "-=") for c in walk(node)):
+            if side_effects(self.text(node)):
                 self._forget(node, state, "arithmetic sets it")
             return [state]
         return self._list(node.children, [state])
@@ -354,6 +359,7 @@ class Shell(CommandRunner):
 
     def _c_for(self, node: Node, state: State) -> list[State]:
         body = node.child_by_field_name("body")
+        self._forget(node, state, "a loop sets it")
         return self._any_rounds(node, [body] if body else [], state)
 
     def _any_rounds(self, node: Node, body: Sequence[Node], state: State) -> list[State]:
@@ -383,6 +389,10 @@ class Shell(CommandRunner):
                         state.params = (Word((hole,)),)
                 elif inner.type in ("variable_assignment", "for_statement", "postfix_expression"):
                     names = [self.text(c) for c in inner.children[:2]]
+                elif inner.type == "arithmetic_expansion" or any(
+                    c.type == "((" for c in inner.children
+                ):
+                    names = side_effects(self.text(inner).partition("))")[0])
                 else:
                     continue
                 for each in names:

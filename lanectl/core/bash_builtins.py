@@ -11,6 +11,7 @@ from typing import Final
 from tree_sitter import Node
 
 from lanectl.core.bash_assign import Assignments
+from lanectl.core.bash_doubts import side_effects
 from lanectl.core.bash_state import Array, State, unknown
 from lanectl.core.bash_tests import test_words
 from lanectl.core.bash_text import Hole, Lit, Text, Word, flat, known, made, quoted
@@ -67,19 +68,34 @@ class Builtins(Assignments):
             self._eval(found[1:], node, state)
         elif name in ("read", "mapfile", "readarray", "getopts", "let", "wait", "unset"):
             self._fill(name, texts, node, body, state)
-        elif name == "printf" and texts[:1] == ["-v"] and len(texts) > 1:
-            value = _printf(found[3:])
-            lost = unknown("printf -v fills it", line(node), texts[1])
-            state.vars[texts[1]] = lost if value is None else value
+        elif name == "printf" and texts and texts[0].startswith("-v"):
+            self._print_to(found[1:], node, state)
         else:
             return None
         return [state]
+
+    def _print_to(self, args: list[Word], node: Node, state: State) -> None:
+        """`printf -v name …`."""
+        texts = [word.text for word in args]
+        target = texts[1] if texts[0] == "-v" and len(texts) > 1 else ""
+        if target.isidentifier():
+            value = _printf(args[2:])
+            lost = unknown("printf -v fills it", line(node), target)
+            state.vars[target] = lost if value is None else value
+        elif target.partition("[")[0].isidentifier():
+            name = target.partition("[")[0]
+            state.vars[name] = Array((Word(self._open("printf -v fills it", node)),))
+        else:
+            self._fog(state, "printf -v", line(node))
 
     def _fill(
         self, name: str, texts: list[str], node: Node, body: Text | None, state: State
     ) -> None:
         """Builtins that put something unknown into variables."""
-        names = [t.split("=", 1)[0] for t in texts if t.split("=", 1)[0].isidentifier()]
+        heads = [t.split("=", 1)[0].split("[", 1)[0] for t in texts]
+        names = [t for t in heads if t.isidentifier()]
+        if name == "let":
+            names += side_effects(" ".join(texts))
         cause = f"{name} fills it when the script runs"
         if name == "read" and body is not None and texts[-3:-1] == ["-d", ""] and names:
             text = flat(body)
@@ -104,6 +120,7 @@ class Builtins(Assignments):
             return
         self.notes.find("sourced-file", line(node), path)
         self._fog(state, "a sourced file", line(node))
+        state.params = (Word(self._open("a sourced file may set the arguments", node)),)
 
     def _eval(self, args: list[Word], node: Node, state: State) -> None:
         state.status = None
@@ -117,6 +134,7 @@ class Builtins(Assignments):
         if known(tuple(text)) is not None:
             self.run_text(tuple(text), state.fork(), line(node))
         self._fog(state, "eval", line(node))
+        state.params = (Word(self._open("eval may set the arguments", node)),)
 
     def capture(self, node: Node, state: State) -> Text:
         """What `$(…)` puts out, where that can be told."""

@@ -9,6 +9,7 @@ from typing import Final
 from tree_sitter import Node
 
 from lanectl.core.bash_builtins import Builtins, strip_head
+from lanectl.core.bash_doubts import SHELLS, is_self
 from lanectl.core.bash_state import State, Value, first
 from lanectl.core.bash_text import Hole, Text, Word, known
 from lanectl.core.bash_words import line
@@ -60,6 +61,7 @@ class CommandRunner(Builtins):
         self.effects: list[tuple[str, ...]] = []
         self.around: list[str] = []
         self.rounds: list[int] = []
+        self.decided: list[bool | None] = []
         self.sites: list[Site] = []
         self.base_line = 0
 
@@ -169,8 +171,18 @@ class CommandRunner(Builtins):
         place = locate(texts)
         if place is None:
             if basename(texts[0]) not in _QUIET:
-                self.effects.append(tuple(word.shown for word in found))
+                effect = tuple(word.shown for word in found)
+                if "loop" in self.around:  # each round counts
+                    effect = (
+                        *effect,
+                        "\0",
+                        str(sum(e[: len(effect)] == effect for e in self.effects)),
+                    )
+                self.effects.append(effect)
+            self._check_self(node, found, is_exec)
             return
+        if place.doubt is not None:
+            self.notes.find("unread", line(node), found[place.doubt].shown)
         around = {*self.around, *place.via} | ({"exec"} if is_exec else set())
         if place.script is not None:
             inner = found[place.script].pieces
@@ -179,6 +191,10 @@ class CommandRunner(Builtins):
                 return
             outer, self.around = self.around, sorted(around)
             fresh = State(vars={n: state.vars.get(n) for n in state.exported})
+            if place.script + 1 < len(found):
+                cause = "the words after the text are its arguments, which lanectl does not follow"
+                fresh.params = (Word((Hole("$@", cause, line(node), "words"),)),)
+                fresh.vars["0"] = (Hole("$0", cause, line(node), "words"),)
             self.run_text(inner, fresh, line(node))
             self.around = outer
             return
@@ -199,6 +215,13 @@ class CommandRunner(Builtins):
                 frame=self.frame,
             )
         )
+
+    def _check_self(self, node: Node, found: Sequence[Word], is_exec: bool) -> None:
+        """A script that starts itself again gets arguments, which are then not none."""
+        is_shell = basename(found[0].text) in SHELLS
+        for word in found if is_exec or is_shell else found[:1]:
+            if is_self(word.shown):
+                self.notes.find("unread", line(node), word.shown)
 
     def _call(
         self,

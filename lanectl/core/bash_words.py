@@ -13,6 +13,7 @@ from typing import Final
 from tree_sitter import Node
 
 from lanectl.core.bash_arithmetic import arithmetic
+from lanectl.core.bash_doubts import side_effects
 from lanectl.core.bash_state import ALWAYS_SET, Array, Notes, Place, State, Value, first, unknown
 from lanectl.core.bash_text import (
     BLANKS,
@@ -107,6 +108,9 @@ class WordReader:
             return self._emit(self.capture(node, state), in_quotes)
         if kind == "arithmetic_expansion":
             number = arithmetic(self, node, state)
+            for name in side_effects(self._text(node)):
+                number = None
+                state.vars[name] = unknown("arithmetic sets it", line(node), "$" + name)
             if number is not None:
                 return list(made(str(number)))
             return [
@@ -300,6 +304,8 @@ class WordReader:
                 return unknown("the arguments are unknown", line(node), self._text(node))
             return () if state.in_function else None
         if name == "#":
+            if any(WORDS in w.text for w in state.params):
+                return unknown("the arguments are unknown", line(node), self._text(node))
             return made(str(len(state.params)))
         if name in state.vars:
             value = state.vars[name]

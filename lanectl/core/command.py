@@ -47,12 +47,14 @@ class Location:
 
     `via` is any of `container`, `detached`, `sudo`, `remote`, `new-session`. Where `script` is not
     None, the word at that index is itself shell text which starts the server, and `index` is
-    meaningless.
+    meaningless. `doubt` is the word before the server of which nobody can tell what it does with
+    the words after it.
     """
 
     index: int
     via: frozenset[str]
     script: int | None = None
+    doubt: int | None = None
 
 
 def basename(word: str) -> str:
@@ -69,10 +71,10 @@ def locate(words: Sequence[str]) -> Location | None:
     via = _via(words)
     direct = _direct(words)
     if direct is not None:
-        return Location(direct, via)
+        return Location(direct, via, doubt=_doubt(words, _begin(words, direct), via))
     for at, word in enumerate(words):
         if at and _is_script(words, at, via):
-            return Location(at, via, script=at)
+            return Location(at, via, script=at, doubt=_script_doubt(words, at, via))
         if "container" in via and at > 1 and "vllm-openai" in word and not word.startswith("-"):
             return Location(at + 1, via)
     return None
@@ -141,3 +143,117 @@ def _is_script(words: Sequence[str], at: int, via: frozenset[str]) -> bool:
     if before.startswith("-") and before.endswith("c") and not before.startswith("--"):
         return True  # bash -c, sh -lc, docker run … -lc
     return bool(via & {"detached", "remote", "container"}) or basename(words[0]) == "eval"
+
+
+_ANY: Final = frozenset(("container", "detached", "remote"))
+_PYTHON: Final = (_words("-X -W"), 0)
+_RUN: Final = _words("-n -p -e --name --prefix --cwd --environment --project --directory -C")
+_WRAPPERS: Final[dict[str, tuple[frozenset[str], int]]] = {
+    **dict.fromkeys(
+        _words("nohup setsid builtin command dumb-init catatonit unbuffer"), (_words(""), 0)
+    ),
+    "exec": (_words("-a"), 0),
+    "env": (_words("-u --unset -C --chdir"), 0),
+    "nice": (_words("-n --adjustment"), 0),
+    "timeout": (_words("-s --signal -k --kill-after"), 1),
+    "numactl": (
+        _words("-C -N -m -i -p --cpunodebind --membind --interleave --physcpubind --preferred"),
+        0,
+    ),
+    "taskset": (_words(""), 1),
+    "stdbuf": (_words("-i -o -e --input --output --error"), 0),
+    "ionice": (_words("-c -n --class --classdata"), 0),
+    "chrt": (_words("-T -P -D"), 1),
+    "prlimit": (_words(""), 0),
+    "flock": (_words("-w -E --timeout"), 1),
+    "tini": (_words("-p -e"), 0),
+    "time": (_words("-f -o --format --output"), 0),
+    "uv": (
+        _words("""
+            --with --with-editable --with-requirements --python -p --project --directory --extra
+            --group --no-group --only-group --env-file --index-url --index --package --cache-dir
+        """),
+        1,
+    ),
+    "uvx": (_words("--with --python -p --from"), 0),
+    **dict.fromkeys(_words("poetry pdm rye hatch pipenv"), (_RUN, 1)),
+    **dict.fromkeys(_words("conda mamba micromamba pixi"), (_RUN, 1)),
+    "sudo": (_words("-u -g -U -C -D -h -p -R -r -t -T --user --group --chdir"), 0),
+    "doas": (_words("-u -C"), 0),
+    "runuser": (_words("-u -g -G"), 0),
+    "xargs": (_words("-n -I -P -a -d -L -s -E"), 0),
+    "parallel": (_words("-j --jobs"), 0),
+}
+"""Programs that run the words after them as they are: their options that take a value, and how
+many words of their own stand before the command."""
+
+
+def _begin(words: Sequence[str], index: int) -> int:
+    """Where the server's program begins: `vllm`, or the options and the name of its Python."""
+    if index > 1 and words[index - 1] == "serve" and words[index - 3 : index - 2] != ["-m"]:
+        return index - 2
+    is_file = words[index - 1].endswith("api_server.py") and words[index - 2 : index - 1] != ["-m"]
+    at = index - 1 if is_file or words[index - 1].startswith("-m") else index - 2
+    if words[index - 1] == "serve":
+        at = index - 3
+    return max(at, 0)
+
+
+def _doubt(words: Sequence[str], stop: int, via: frozenset[str]) -> int | None:
+    """The first word before `stop` that is neither a known program nor one of its own words."""
+    if via & _ANY:
+        return None
+    at = 0
+    while at < stop:
+        name = basename(words[at])
+        is_python = name.startswith(("python", "pypy"))
+        last_unknown = words[stop : stop + 1] == ["-m"] and bool(MARKS & set(words[at]))
+        if name not in _WRAPPERS and not is_python and not (last_unknown and words[at] != WORDS):
+            return at
+        valued, own = _PYTHON if is_python or last_unknown else _WRAPPERS[name]
+        at += 1
+        while at < stop:
+            word = words[at]
+            if word == "--":
+                at += 1
+                break
+            if name == "env" and (word.startswith("--split") or word[:2] == "-S"):
+                return at
+            if (is_python or last_unknown) and word.startswith("-") and word[1:2] in ("c", "m"):
+                return at
+            if word in valued:
+                at += 2
+            elif (word.startswith("-") and len(word) > 1) or (
+                name in ("env", "sudo", "doas")
+                and word.partition("=")[0].isidentifier()
+                and "=" in word
+            ):
+                at += 1
+            else:
+                break
+        while own and at < stop:
+            own -= 1
+            at += 1
+            while name in ("uv", "conda", "mamba", "micromamba", "pixi") and at < stop:
+                if words[at] in valued:
+                    at += 2
+                elif words[at].startswith("-"):
+                    at += 1
+                else:
+                    break
+    return None if at == stop else stop - 1
+
+
+def _script_doubt(words: Sequence[str], at: int, via: frozenset[str]) -> int | None:
+    """The word before a shell's text that is no shell and no known program."""
+    if via & _ANY:
+        return None
+    if basename(words[0]) == "eval":
+        return None
+    shell = next((n for n in range(at) if basename(words[n]) in _SHELLS | {"su"}), None)
+    if shell is None:
+        return None if "runuser" in words[:at] or "flock" in words[:at] else 0
+    loose = [n for n in range(shell + 1, at) if not words[n].startswith("-")]
+    if loose and basename(words[shell]) != "su":
+        return loose[0]
+    return _doubt(words, shell, via)

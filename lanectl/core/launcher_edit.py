@@ -104,6 +104,13 @@ def _reach(reading: Reading, goal: Goal, port: int | None) -> Reading:
     group = _refuse_obstacle(reading, port)
     if all(goal.unmet(own_words(run)) is None for run in group.runs):
         return reading
+    if any(_has_loose_value(run, goal) for run in group.runs):
+        line, cause = _cause(reading, group, goal, "its value is not one word")
+        raise EditRefused(
+            f"{goal.label} cannot be proven to be {_asked(goal)}: {cause}",
+            line=line,
+            next_step=_PROFILES,
+        )
     reason: str | None = None
     tried: set[tuple[Patch, ...]] = set()
     for patches in candidates(reading.text, group, goal):
@@ -125,6 +132,15 @@ def _reach(reading: Reading, goal: Goal, port: int | None) -> Reading:
         line=line,
         next_step=_PROFILES,
     )
+
+
+def _has_loose_value(run: Run, goal: Goal) -> bool:
+    """Could the words to be replaced be more than they are taken for?"""
+    touched = [
+        run.words[run.index + t.start : run.index + t.end] for t in goal.targets(own_words(run))
+    ]
+    holes = [p for some in touched for word in some for p in word.pieces if isinstance(p, Hole)]
+    return any(hole.kind == "words" and hole.source.startswith("{") for hole in holes)
 
 
 def _asked(goal: Goal) -> str:
@@ -156,7 +172,7 @@ def _disproof(before: Reading, after: Reading, goal: Goal, port: int | None) -> 
     blocking = after.blocking() or _new_error(before, after)
     if blocking is not None:
         return blocking.message
-    if len(before.groups) != len(after.groups):
+    if len(before.groups) != len(after.groups) or _rounds(before) != _rounds(after):
         return "another set of servers would start"
     for old, new in zip(before.groups, after.groups, strict=True):
         is_picked = old in before.pick(port)
@@ -170,6 +186,12 @@ def _disproof(before: Reading, after: Reading, goal: Goal, port: int | None) -> 
     if set(before.shell.effects) != set(after.shell.effects):
         return "other commands of the script would change too"
     return None
+
+
+def _rounds(reading: Reading) -> tuple[int, list[bool | None]] | None:
+    """How often servers in loops start, and what decides it; None where none is in a loop."""
+    looped = sum(run.reached and "loop" in run.around for run in reading.shell.runs)
+    return (looped, reading.shell.decided) if looped else None
 
 
 def _new_error(before: Reading, after: Reading) -> Finding | None:

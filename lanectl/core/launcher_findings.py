@@ -111,6 +111,10 @@ def text_findings(source: str) -> list[Finding]:
                 "and every value ends in a carriage return. Convert it with `sed -i 's/\\r$//'`",
             )
         )
+    if "\0" in source:
+        at = source.count("\n", 0, source.index("\0")) + 1
+        message = "the file holds a NUL byte: bash drops it or refuses the file. Remove it"
+        found.append(Finding("error", "nul-byte", at, message))
     if not source.strip():
         message = "the file is empty: it exits 0 at once and supervisord sees a program that ended"
         found.append(Finding("error", "empty-file", 1, message))

@@ -27,7 +27,7 @@ DEFAULT_PORT: Final = 8000
 
 BLOCKING: Final = frozenset(
     (
-        *("bom", "crlf", "nbsp", "curly-quotes", "empty-file", "unterminated-heredoc"),
+        *("bom", "crlf", "nbsp", "nul-byte", "curly-quotes", "empty-file", "unterminated-heredoc"),
         *("backslash-space", "syntax-error", "unread", "flags-not-reached", "too-many-paths"),
     )
 )
