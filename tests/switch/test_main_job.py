@@ -252,6 +252,16 @@ def test_same_digest_alone_is_not_what_was_asked(operator: MakeOperator, case: s
     assert user.deployed == digest and "3" not in user.words()
 
 
+def test_a_port_that_the_launcher_does_not_serve_is_refused(operator: MakeOperator) -> None:
+    user = operator(profiles=PROFILES)
+    before = user.rig.program()
+    user.configure(api="http://127.0.0.1:9/v1")
+    said = user.switch("off")
+    assert (said.exit, said.doc["phase"]) == (3, "aborted"), said
+    assert f"serves port {user.rig.port}" in said.doc["reason"]
+    assert user.rig.program()["pid"] == before["pid"]
+
+
 def test_same_digest_that_does_not_answer_is_not_called_unchanged(operator: MakeOperator) -> None:
     user = operator(profiles=PROFILES)
     assert user.switch("off").exit == 0
