@@ -50,6 +50,8 @@ def arithmetic(reader: WordReader, node: Node, state: State) -> int | None:
     else:
         return None
     text = (text or "").strip()
+    if "=" in text or "++" in text or "--" in text:  # a variable that holds an assignment
+        reader.notes.find("unread", node.start_point[0] + 1, text)
     is_number = text.isascii() and text.removeprefix("-").isdigit()
     has_base = text.removeprefix("-").startswith("0") and len(text.removeprefix("-")) > 1
     return int(text) if is_number and not has_base and len(text) < 18 else None

@@ -146,6 +146,8 @@ class CommandRunner(Builtins):
             return self._call(name, found[1:], prefix, site, node, state)
         if name in ("command", "builtin") and len(found) > 1 and not found[1].text.startswith("-"):
             found, name = found[1:], found[1].text
+        if name in ("declare", "typeset", "local", "export", "readonly"):
+            self.notes.find("unread", line(node), name)  # behind `builtin`, or quoted
         is_exec = name == "exec"
         if is_exec and len(found) == 1:
             return [state]  # only redirections

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from tree_sitter import Node
+
+from lanectl.core.command import locate
 
 _SIDE_EFFECT: Final = re.compile(
     r"(?:\+\+|--)\s*([A-Za-z_]\w*)"
@@ -54,7 +56,8 @@ def doubts(source: str, nodes: Sequence[Node]) -> Iterator[tuple[int, str]]:
         text = source[node.start_byte : node.end_byte]
         line = node.start_point[0] + 1
         if node.type == "declaration_command":
-            flags = "".join(x[1:] for x in text.split()[1:] if x[0] in "-+")
+            bare = [x.strip("'\"") for x in text.split()[1:]]
+            flags = "".join(x[1:] for x in bare if x[:1] in ("-", "+"))
             word = text.split()[0]
             if set(flags) & set("nlui") and word != "export":
                 yield line, text
@@ -82,7 +85,21 @@ def doubts(source: str, nodes: Sequence[Node]) -> Iterator[tuple[int, str]]:
             inner = [source[c.start_byte : c.end_byte] for c in node.children[1:-1]]
             if not is_map and any(_KEYED.match(one) for one in inner):
                 yield line, text
+        elif node.type == "for_statement":
+            variable = node.child_by_field_name("variable")
+            if variable is not None:
+                name = source[variable.start_byte : variable.end_byte]
+                times[name] = times.get(name, 0) + 2
+        elif node.type in _DOUBTED:
+            if _DOUBTED[node.type](text):
+                yield line, text
         elif node.type == "command":
+            words = text.split()
+            if words[:1] and words[0] in _FILLERS:
+                for name in words[1:]:
+                    times[name] = times.get(name, 0) + 2
+            if _is_captured(node) and locate(words) is not None:
+                yield line, text
             if _odd_command(text, functions):
                 yield line, text
         elif node.type in ("redirected_statement", "pipeline") and _is_written(text, node, source):
@@ -92,20 +109,58 @@ def doubts(source: str, nodes: Sequence[Node]) -> Iterator[tuple[int, str]]:
             yield line, f"readonly {name}"
 
 
+def _is_captured(node: Node) -> bool:
+    """Does it stand in `$(…)` or `<(…)`?"""
+    above = node.parent
+    while above is not None:
+        if above.type in ("command_substitution", "process_substitution"):
+            return True
+        above = above.parent
+    return False
+
+
+def _sets_in_test(text: str) -> bool:
+    """`[[ N++ -gt 3 ]]`."""
+    compares = re.search(r"-(?:eq|ne|lt|le|gt|ge)\b", text)
+    return bool(compares and re.search(r"\+\+|--\w|\w--|[^=!<>\s]=[^=~\s]", text))
+
+
+def _sets_in_target(text: str) -> bool:
+    """`> f$((N++))`, `> ${F:=x}`."""
+    return bool(re.search(r"\$\(\(.*(?:\+\+|--|=)|\$\{\w+:?=", text))
+
+
+def _sets_in_index(text: str) -> bool:
+    """`A[N++]`."""
+    return bool(_EFFECT_IN_BRACES.search(text.partition("[")[2]))
+
+
+_DOUBTED: Final[dict[str, Callable[[str], bool]]] = {
+    "test_command": _sets_in_test,
+    "file_redirect": _sets_in_target,
+    "subscript": _sets_in_index,
+    "process_substitution": lambda text: text.startswith("<(") and "vllm serve" in text,
+}
+_FILLERS: Final = ("read", "mapfile", "readarray", "printf", "getopts", "unset", "let")
+
+
 def _odd_command(text: str, functions: dict[str, str]) -> bool:
     words = text.split()
     name = words[0].rsplit("/", 1)[-1] if words else ""
     if name == "trap":
         return (
             mentions_server(text)
+            or (words[1:2] != [] and words[1].lstrip('"').startswith("$"))
             or bool({"DEBUG", "ERR", "RETURN"} & set(words))
             or any(mentions_server(functions.get(w.strip("'\";"), "")) for w in words[1:])
         )
     if name in ("awk", "gawk", "mawk", "perl", "ruby", "node") and mentions_server(text):
         return True
-    if name == "shopt" and "expand_aliases" in words:
+    if name == "shopt" and {"expand_aliases", "lastpipe"} & set(words):
         return True
-    if name == "enable" or (name == "hash" and "-p" in words):
+    if name in SHELLS and "<<<" in text and mentions_server(text):
+        return True
+    if name in ("enable", "alias") or (name == "hash" and "-p" in words):
         return True
     if name == "eval" and re.search(r"\(\s*\)|\bfunction\b|\balias\b", text):
         return True

@@ -57,12 +57,13 @@ def show(
     if group is None:
         return View(False, None, servers, Unknown, Unknown, False, None, reading.findings, why_not)
     said = Group(tuple(run for one in picked for run in one.runs)).settings
+    is_open = reading.misread() or not any(one.first.reached for one in picked)
     return View(
         editable=why_not is None,
         server=group.server(),
         servers=servers,
-        speculative=Unknown if reading.misread() else said.speculative,
-        max_num_seqs=Unknown if reading.misread() else said.max_num_seqs,
+        speculative=Unknown if is_open else said.speculative,
+        max_num_seqs=Unknown if is_open else said.max_num_seqs,
         container=group.container,
         settings=group.settings,
         findings=reading.findings,

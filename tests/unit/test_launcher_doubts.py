@@ -93,6 +93,26 @@ SHAPES = {
     f' if [ -n "$A" ]; then break; fi\ndone\nexec {V} $A',
     "rounds-while-program": f'A="--spec-method mtp"\nwhile sleep 1; do\n'
     f' [ -n "$A" ] && break; [ -f x ] && break; touch x\ndone\nexec {V} $A',
+    "quoted-n": f"f() {{ local '-n' R=A; R=--spec-method=mtp; }}; A=; f; {V} $A",
+    "builtin-declare": f"A=; builtin declare -n R=A; R=--spec-method=mtp; {V} $A",
+    "command-export": f"A=; command export A=--spec-method=mtp; {V} $A",
+    "self-folder": 'D=$(cd "$(dirname "$0")" && pwd)\n'
+    f'[ $# = 0 ] && exec bash $D/launcher.sh --spec-method mtp; exec {V} "$@"',
+    "self-sourced": f'[ $# = 0 ] && {{ source "$0" --spec-method mtp; exit; }}; {V} "$@"',
+    "trap-variable": "T='vllm serve m --spec-method mtp'; trap \"$T\" EXIT\n" + V,
+    "test-increment": "N=4; [[ N++ -eq 4 ]]; vllm serve m --max-num-seqs $N",
+    "test-assign": "N=4; [[ N=8 -eq 8 ]]; vllm serve m --max-num-seqs $N",
+    "redirect-increment": "N=4; echo x > f$((N++)); vllm serve m --max-num-seqs $N",
+    "redirect-default": "echo x > ${N:=8}; N=${N:-4}; vllm serve m --max-num-seqs $N",
+    "index-increment": "N=4; A[N++]=1; vllm serve m --max-num-seqs $N",
+    "arithmetic-of-text": "N=4; X='N=8'; : $((X)); vllm serve m --max-num-seqs $N",
+    "readonly-for": "readonly N=4; for N in 8; do :; done; vllm serve m --max-num-seqs $N",
+    "process-substitution": f"bash <(echo {V} --spec-method mtp); {V}",
+    "here-string": f"bash <<< '{V} --spec-method mtp'; {V}",
+    "captured": f"X=$({V} --spec-method mtp); {V}",
+    "lastpipe": "shopt -s lastpipe; N=4; echo 8 | read N; vllm serve m --max-num-seqs $N",
+    "posix-alias": "set -o posix; alias vllm='vllm serve x --spec-method mtp #'\n" + V,
+    "wrapper-unknown": f"exec ${{WRAPPER}} {V}",
     "nul": f"exec {V}\0 --spec-method mtp",
 }
 
@@ -104,6 +124,30 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
 
 def source_of(name: str) -> bytes:
     return f"#!/bin/bash\n{SHAPES[name]}\n".encode()
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        *(
+            "exec",
+            "exec -a name",
+            "command",
+            "env A=b",
+            "env -u A -i",
+            "nohup",
+            "nice -n 5",
+            "time",
+        ),
+        *("timeout -k 5 20", "numactl -C 0-3 --localalloc", "taskset -c 0-3", "ionice -c 2 -n 0"),
+        *("chrt -f 50", "stdbuf -oL", "setsid", "uv run --with x", "sudo -u x A=b", "time -p"),
+        *("exec nohup env A=b numactl --cpunodebind=0", "/usr/bin/env", "conda run -n x"),
+        *("exec /opt/bin/python3 -u", "poetry run"),
+    ],
+)
+def test_known_programs_in_front_are_read_through(before: str) -> None:
+    view = show(f"#!/bin/bash\n{before} {V}\n".encode())
+    assert (view.speculative, view.max_num_seqs, view.editable) == (False, 4, True)
 
 
 @pytest.mark.parametrize("name", SHAPES)
