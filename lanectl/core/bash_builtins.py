@@ -52,6 +52,8 @@ class Builtins(Assignments):
             state.status = test_words(found[1:-1] if name == "[" else found[1:])
         elif name in ("exit", "return", "break", "continue"):
             state.flow = name  # type: ignore[assignment]
+            if name in ("break", "continue") and texts and texts[0] != "1":
+                self.notes.find("unread", line(node), f"{name} {texts[0]}")
             state.status = texts[0] == "0" if texts and texts[0].isdigit() else None
         elif name == "set":
             _set(found[1:], state)
@@ -106,7 +108,8 @@ class Builtins(Assignments):
             )
             state.status = False
             return
-        for each in names:
+        given = {"read": ["REPLY"], "mapfile": ["MAPFILE"], "readarray": ["MAPFILE"]}
+        for each in names + given.get(name, []):
             is_array = name in ("mapfile", "readarray") or "-a" in texts or "-ra" in texts
             open_array = Array((Word(self._open(cause, node)),))
             state.vars[each] = open_array if is_array else unknown(cause, line(node), "$" + each)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -16,6 +17,7 @@ from lanectl.core.bash_words import line
 from lanectl.core.command import Location, basename, locate
 
 MAX_DEPTH: Final = 20
+_EXPORTS_ALL: Final = re.compile(r"\bset\s+-\w*a|allexport")
 _QUIET: Final = frozenset(("echo", "printf", "logger", ":", "true", "false", "[", "test"))
 """Programs that may see other words after an edit without harm."""
 
@@ -190,9 +192,14 @@ class CommandRunner(Builtins):
             inner = found[place.script].pieces
             if known(inner) is None:
                 self.notes.find("opaque-script", line(node), found[place.script].shown)
+                self.notes.find("unread", line(node), found[place.script].shown)
                 return
             outer, self.around = self.around, sorted(around)
             fresh = State(vars={n: state.vars.get(n) for n in state.exported})
+            fresh.vars.update({**prefix, **_env_words(found, place)})
+            if _EXPORTS_ALL.search(self.source):
+                fresh.vars = dict(state.vars)
+                self._fog(fresh, "set -a", line(node))
             if place.script + 1 < len(found):
                 cause = "the words after the text are its arguments, which lanectl does not follow"
                 fresh.params = (Word((Hole("$@", cause, line(node), "words"),)),)
@@ -240,6 +247,8 @@ class CommandRunner(Builtins):
         saved = (state.params, state.in_function, state.outer_args)
         before = dict(state.vars)
         state.vars.update(prefix)
+        added = frozenset(prefix) - state.exported
+        state.exported |= added
         state.params, state.in_function, state.outer_args = tuple(args), True, False
         self.sites.append(site)
         self.rounds.append(node.start_byte)
@@ -250,6 +259,7 @@ class CommandRunner(Builtins):
         self.sites.pop()
         for one in ended:
             one.params, one.in_function, one.outer_args = saved
+            one.exported -= added
             for var in mine:
                 if var in before:
                     one.vars[var] = before[var]

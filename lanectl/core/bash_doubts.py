@@ -70,7 +70,7 @@ def doubts(source: str, nodes: Sequence[Node]) -> Iterator[tuple[int, str]]:
         elif node.type == "variable_assignment":
             name = text.split("=", 1)[0].rstrip("+").split("[", 1)[0]
             times[name] = times.get(name, 0) + 1
-            if name in ("PS4", "BASH_ENV", "ENV", "PROMPT_COMMAND"):
+            if name in _SPECIAL:
                 yield line, text
         elif node.type in ("simple_expansion", "expansion"):
             if re.match(r"\$_$|\$\{_\W", text):
@@ -141,6 +141,13 @@ _DOUBTED: Final[dict[str, Callable[[str], bool]]] = {
     "subscript": _sets_in_index,
     "process_substitution": lambda text: text.startswith("<(") and "vllm serve" in text,
 }
+_SPECIAL: Final = frozenset(
+    (
+        *("PS4", "BASH_ENV", "ENV", "PROMPT_COMMAND", "LINENO", "RANDOM", "SRANDOM", "SECONDS"),
+        *("BASH_REMATCH", "BASH_ARGV0", "EPOCHSECONDS", "BASHPID", "PIPESTATUS", "FUNCNAME"),
+    )
+)
+"""Variables that bash acts on, or fills whatever is assigned."""
 _FILLERS: Final = ("read", "mapfile", "readarray", "printf", "getopts", "unset", "let")
 
 
@@ -156,7 +163,7 @@ def _odd_command(text: str, functions: dict[str, str]) -> bool:
         )
     if name in ("awk", "gawk", "mawk", "perl", "ruby", "node") and mentions_server(text):
         return True
-    if name == "shopt" and {"expand_aliases", "lastpipe"} & set(words):
+    if name == "shopt" and {"expand_aliases", "lastpipe", "nocasematch"} & set(words):
         return True
     if name in SHELLS and "<<<" in text and mentions_server(text):
         return True

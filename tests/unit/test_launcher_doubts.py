@@ -113,6 +113,21 @@ SHAPES = {
     "lastpipe": "shopt -s lastpipe; N=4; echo 8 | read N; vllm serve m --max-num-seqs $N",
     "posix-alias": "set -o posix; alias vllm='vllm serve x --spec-method mtp #'\n" + V,
     "wrapper-unknown": f"exec ${{WRAPPER}} {V}",
+    "prefix-shell": "N=8 bash -c 'vllm serve m --max-num-seqs ${N:-4}'",
+    "env-shell": "env N=8 bash -c 'vllm serve m --max-num-seqs ${N:-4}'",
+    "prefix-function": "f() { bash -c 'vllm serve m --max-num-seqs ${N:-4}'; }; N=8 f",
+    "allexport": "set -a; N=8; bash -c 'vllm serve m --max-num-seqs ${N:-4}'",
+    "opaque-and-other": f'bash -c "$X {V} --spec-method mtp"; {V}',
+    "read-reply": f"REPLY=; read <<< --spec-method=mtp; {V} $REPLY",
+    "mapfile": f'MAPFILE=(); mapfile -t <<< --spec-method=mtp; {V} "${{MAPFILE[@]}}"',
+    "rematch": f"BASH_REMATCH=; [[ --spec-method=mtp =~ .* ]]; {V} $BASH_REMATCH",
+    "break-2": "N=4; for i in 1 2; do for j in 1; do N=$i; break 2; done; done\n"
+    "vllm serve m --max-num-seqs $N",
+    "continue-2": "N=4; for i in 1 2; do for j in 1; do continue 2; done; N=8; done\n"
+    "vllm serve m --max-num-seqs $N",
+    "nocasematch": "shopt -s nocasematch; X=A; N=4; case $X in a) N=8;; esac\n"
+    "vllm serve m --max-num-seqs $N",
+    "lineno": "LINENO=8; vllm serve m --max-num-seqs $LINENO",
     "nul": f"exec {V}\0 --spec-method mtp",
 }
 
