@@ -10,7 +10,6 @@ LanectlError                      exit 1 only when nothing more exact is raised
 │   ├── Quarantined                       a person must release the lane first
 │   ├── Barred                            the revision was rolled away from
 │   ├── ApprovalMissing                   require_approval is set and nobody approved
-│   ├── NotDrained                        requests were still running at the deadline
 │   ├── NoTarget                          no revision to go back to
 │   ├── Unreachable                       supervisord or the lane did not answer before the change
 │   └── StoreUnusable                     the store is locked, corrupt or gone
@@ -107,10 +106,6 @@ class Barred(Refused):
 
 class ApprovalMissing(Refused):
     code = "approval-missing"
-
-
-class NotDrained(Refused):
-    code = "not-drained"
 
 
 class NoTarget(Refused):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from lanectl.core.lane import Lane, Plan, Revision
+from lanectl.core.lane import Plan, Revision
 from lanectl.core.smoke import ProbeRequest, Reply
 from lanectl.core.switch import Phase
 
@@ -545,6 +545,3 @@ class Ports:
     store: Store
     clock: Clock
     notifier: Notifier
-
-
-OpenPorts = Callable[[Lane], Ports]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from lanectl.core.lane import Revision
+from lanectl.core.lane import Kind, Revision
 from lanectl.core.verdict import Verdict
 from lanectl.ports import LauncherFile, Ports, SwitchRow
 
@@ -102,14 +102,14 @@ def still_document(
     old: Mapping[str, Any],
     new: Mapping[str, Any],
     *,
-    reason: str = "",
+    kind: Kind = Kind.SWITCH,
     receipt: Mapping[str, Any] | None = None,
 ) -> Document:
     """The same shape for what left no journal: `unchanged` and `dry-run`."""
     return {
         "switch": None,
         "lane": lane,
-        "kind": "switch",
+        "kind": str(kind),
         "phase": phase,
         "from": dict(old),
         "to": dict(new),
@@ -117,7 +117,7 @@ def still_document(
         "confirmation": None,
         "receipt": dict(receipt or {}),
         "events": [],
-        "reason": reason,
+        "reason": "",
         "next": "",
     }
 

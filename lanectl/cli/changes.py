@@ -242,7 +242,7 @@ def _work(
     )
     if isinstance(result, Unchanged):
         side, kind = revision_side(result.revision), Kind.ROLLBACK if preempt else Kind.SWITCH
-        send({"done": still_document(lane.name, "unchanged", side, side) | {"kind": str(kind)}})
+        send({"done": still_document(lane.name, "unchanged", side, side, kind=kind)})
         return
     send({"done": switch_document(ports, result)})
     if result.phase is Phase.COMMITTED and result.plan.kind is not Kind.ROLLBACK:
