@@ -22,6 +22,8 @@ _NEVER_RUN: Final = frozenset(
         *("exit", "return", "set", "pushd", "source", ".", "mkdir", "export", "local"),
     )
 )
+_FLAG_AS_HOME: Final = re.compile(r"""HOME=["'$]*-""")
+"""Nobody's home, but then `~` would be a flag."""
 SHELLS: Final = frozenset(("bash", "sh", "dash", "zsh", "ksh"))
 _KEYED: Final = re.compile(r"\[[^]]*\]\+?=")
 _EFFECT_IN_BRACES: Final = re.compile(r"\+\+|--|[^=!<>]=[^=]")
@@ -70,7 +72,7 @@ def doubts(source: str, nodes: Sequence[Node]) -> Iterator[tuple[int, str]]:
         elif node.type == "variable_assignment":
             name = text.split("=", 1)[0].rstrip("+").split("[", 1)[0]
             times[name] = times.get(name, 0) + 1
-            if name in _SPECIAL:
+            if name in _SPECIAL or _FLAG_AS_HOME.match(text):
                 yield line, text
         elif node.type in ("simple_expansion", "expansion"):
             if re.match(r"\$_$|\$\{_\W", text):

@@ -46,6 +46,7 @@ SHAPES = {
     "read-element": f"A=(); read -r 'A[0]' <<<--spec-method=mtp\nexec {V} \"${{A[@]}}\"",
     "declare-l": "declare -l X; X=--SPEC-METHOD=mtp\n" + f"exec {V} $X",
     "declare-i": "declare -i N; N=4+4\nexec vllm serve m --max-num-seqs $N",
+    "home": f"HOME=--spec-method=mtp\n{V} ~",
     "underscore": f": --spec-method=mtp\n{V} $_",
     "trap-exit": f"trap '{V} --spec-method mtp' EXIT\n{V}",
     "trap-debug": "N=4; trap 'N=8' DEBUG\nvllm serve m --max-num-seqs $N",
