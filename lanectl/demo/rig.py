@@ -366,7 +366,7 @@ class Rig:
         )
 
     @contextmanager
-    def rpc(self, timeout_s: float = 5.0) -> Iterator[xmlrpc.client.ServerProxy]:
+    def rpc(self, timeout_s: float = 15.0) -> Iterator[xmlrpc.client.ServerProxy]:
         """supervisord's XML-RPC, over its socket."""
         transport = _UnixTransport(str(self.socket), timeout_s)
         with xmlrpc.client.ServerProxy("http://localhost/RPC2", transport=transport) as proxy:

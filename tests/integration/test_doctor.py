@@ -266,7 +266,9 @@ def test_unlinked_log() -> None:
 def test_stopped_program_is_judged_by_its_files() -> None:
     with Rig() as rig:
         rig.write_launcher(rig.launcher_text().replace("  --tool-call-parser hermes \\\n", ""))
-        with rig.rpc() as supervisord:
+        # Up first: a stop in the midst of its failed first starts can take supervisord's patience.
+        rig.wait_listening(30.0)
+        with rig.rpc(timeout_s=30.0) as supervisord:
             supervisord.supervisor.stopProcess("lane")
         report = Report(rig)
     assert report.worst("program-state") == "warning"
